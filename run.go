@@ -1,0 +1,808 @@
+package weir
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+const (
+	// One claim takes no more than this, whatever there is room for: the server spills larger results to disk.
+	claimMessages = 1000
+	claimBytes    = 3 << 20
+	// callTimeout bounds each call to the server, so that a half-open connection is given up.
+	callTimeout = 10 * time.Second
+	// grace is what a handler has to return after its context has ended.
+	grace = time.Second
+	// inPlace is how often a handler is called again at once after an error that is not the message's fault.
+	inPlace = 3
+)
+
+// run is one Run of a consumer: a turn loop that claims and acknowledges, workers that handle, and a keeper that renews
+// leases and watches handlers. All state is under mu.
+//
+// A message goes: claimed -> queue -> an execution -> settled. Its lease is acknowledged when all its messages are settled.
+// Settled is what needs no more handling: handled, or stored as a delivery of its own.
+type run struct {
+	k *Consumer
+	c *Client
+
+	// base outlives the context of Run: it ends when the run has settled everything that it could.
+	base   context.Context
+	finish context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu       sync.Mutex
+	work     *sync.Cond // queue or stopping changed
+	queue    []*item
+	held     map[int64]*lease
+	acks     []int64
+	buffered int   // messages claimed and not settled
+	bytes    int64 // their payloads
+	active   map[*execution]bool
+	stopping bool
+
+	// kick ends the turn loop's wait: there are leases to acknowledge, or room.
+	kick chan struct{}
+	// quiet is signalled when no execution is left.
+	quiet chan struct{}
+}
+
+type lease struct {
+	id   int64
+	open int     // messages that are not settled
+	done []int64 // ids of those that are
+	// deadline is when it has certainly expired, by this process's clock: that of the last call that set it, plus its length.
+	deadline time.Time
+	lost     bool
+}
+
+type item struct {
+	message *raw
+	lease   *lease
+	// gone once it is settled or dropped: it counts no more
+	gone bool
+}
+
+// execution is one call of the handler.
+type execution struct {
+	items     []*item
+	cancel    context.CancelCauseFunc
+	began     time.Time // zero once it no longer runs the handler
+	abandoned bool
+}
+
+func newRun(ctx context.Context, k *Consumer) *run {
+	r := &run{
+		k: k, c: k.c,
+		held:   map[int64]*lease{},
+		active: map[*execution]bool{},
+		kick:   make(chan struct{}, 1),
+		quiet:  make(chan struct{}, 1),
+	}
+	r.work = sync.NewCond(&r.mu)
+	r.base, r.finish = context.WithCancel(context.WithoutCancel(ctx))
+	return r
+}
+
+func (r *run) serve(ctx context.Context) error {
+	defer r.finish()
+	call, done := r.callContext(ctx)
+	_, err := one[string](call, r.c, nil, "group_info", r.k.topic, r.k.group)
+	done()
+	if err != nil && r.permanent(err) {
+		return wrap(err, "consume topic %q as group %q", r.k.topic, r.k.group)
+	}
+	hints, unsubscribe := r.c.waker.subscribe(r.k.topic)
+	defer unsubscribe()
+	for range r.k.o.Concurrency {
+		r.tasks.Go(r.worker)
+	}
+	r.tasks.Go(r.keep)
+	err = r.turns(ctx, hints)
+	r.stop()
+	return wrap(err, "consume topic %q as group %q", r.k.topic, r.k.group)
+}
+
+// permanent reports whether an error will be the same the next time.
+func (r *run) permanent(err error) bool {
+	for _, e := range []error{ErrTopicNotFound, ErrGroupNotFound, ErrInvalid, ErrSchemaMissing, ErrSchemaOld, ErrSchemaNew, ErrServer} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "42501"
+}
+
+// callContext bounds a call to the server. The end of ctx does not cut it off at once: a claim that the server has made and
+// whose answer is thrown away would be nobody's until its lease expires.
+func (r *run) callContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	call, cancel := context.WithTimeout(r.base, callTimeout)
+	stop := context.AfterFunc(ctx, func() {
+		pause(call, 2*time.Second)
+		cancel()
+	})
+	return call, func() { stop(); cancel() }
+}
+
+// turns claims and acknowledges until ctx ends or going on is pointless.
+func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
+	var (
+		idle     time.Duration // how long to wait when nothing happens
+		failures int
+		warned   time.Time
+	)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		got, waiting, err := r.turn(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		limit := r.k.o.PollInterval
+		switch {
+		case err != nil:
+			if r.permanent(err) {
+				return err
+			}
+			if now := time.Now(); now.Sub(warned) > 10*time.Second {
+				r.log("consumer cannot reach its group, it tries again", logError, err)
+				warned = now
+			}
+			failures++
+			idle = jitter(min(50*time.Millisecond<<min(failures, 6), 2*time.Second))
+		default:
+			if failures > 0 {
+				r.c.log.Info("consumer reaches its group again", logTopic, r.k.topic, logGroup, r.k.group, logConsumer, r.k.o.Name)
+				failures, warned = 0, time.Time{}
+			}
+			switch {
+			case got:
+				idle = 0
+			case waiting:
+				// A commit elsewhere ends this, and nothing announces it for certain.
+				idle = min(max(2*idle, time.Millisecond), limit/4)
+			case r.c.waker.listening.Load():
+				idle = limit
+			default:
+				idle = min(max(2*idle, 5*time.Millisecond), limit)
+			}
+		}
+		if got && r.room() > 0 {
+			continue
+		}
+		wait := idle
+		if got {
+			wait = limit // no room: a kick comes when there is
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		case <-r.kick:
+		case <-hints:
+			idle = 0
+		}
+	}
+}
+
+// room is how many messages to claim now. It is 0 until half of what may be prefetched is settled, so that claims are not
+// made one message at a time.
+func (r *run) room() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.roomLocked()
+}
+
+func (r *run) roomLocked() int {
+	room := r.k.o.Prefetch - r.buffered
+	if r.stopping || room*2 < r.k.o.Prefetch || r.bytes*2 > r.k.o.PrefetchBytes {
+		return 0
+	}
+	return min(room, claimMessages)
+}
+
+// turn acknowledges what is settled, and claims what there is room for.
+func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
+	r.mu.Lock()
+	acks := r.acks
+	r.acks = nil
+	room := r.roomLocked()
+	size := max(1, min(r.k.o.PrefetchBytes-r.bytes, claimBytes))
+	r.mu.Unlock()
+	if room == 0 && len(acks) == 0 {
+		return false, false, nil
+	}
+	var acked any
+	if len(acks) > 0 {
+		acked = acks
+	}
+	began := time.Now()
+	call, done := r.callContext(ctx)
+	defer done()
+	type claim struct {
+		state             string
+		id, low, high, at *int64
+	}
+	var claims []claim
+	err = r.c.query(call, nil, "poll",
+		[]any{r.k.topic, r.k.group, r.k.o.Name, room, r.k.o.Lease.Seconds(), size, acked},
+		func(rows pgx.Rows) error {
+			var c claim
+			err := rows.Scan(&c.state, &c.id, &c.low, &c.high, &c.at)
+			claims = append(claims, c)
+			return err
+		})
+	if err != nil {
+		// Whether the leases were acknowledged is not known: ask again, which tells them lost if they were.
+		r.mu.Lock()
+		r.acks = append(acks, r.acks...)
+		r.mu.Unlock()
+		return false, false, err
+	}
+	var (
+		deliveries []int64
+		ranges     []int64
+		lost       []int64
+	)
+	for _, c := range claims {
+		switch c.state {
+		case "fresh", "takeover":
+			ranges = append(ranges, *c.id)
+		case "retry":
+			deliveries = append(deliveries, *c.id)
+		case "lost":
+			lost = append(lost, *c.id)
+		case "waiting":
+			waiting = true
+		}
+	}
+	r.mu.Lock()
+	for _, id := range acks {
+		delete(r.held, id)
+	}
+	for _, id := range append(ranges, deliveries...) {
+		r.held[id] = &lease{id: id, deadline: began.Add(r.k.o.Lease)}
+	}
+	r.mu.Unlock()
+	if len(lost) > 0 {
+		r.k.stats.lost.Add(int64(len(lost)))
+		r.log("acknowledgement refused, the lease was lost: its messages are handed out again", logCount, len(lost), logLease, lost[0])
+	}
+	if len(deliveries) > 0 {
+		r.load(ctx, "fetch_deliveries", deliveries)
+	}
+	for _, id := range ranges {
+		r.load(ctx, "fetch", id)
+	}
+	return len(ranges)+len(deliveries) > 0, waiting, nil
+}
+
+// load reads the messages of leases and queues them.
+func (r *run) load(ctx context.Context, statement string, ids any) {
+	all, many := ids.([]int64)
+	if !many {
+		all = []int64{ids.(int64)}
+	}
+	var messages []*raw
+	for try := 1; ; try++ {
+		call, done := r.callContext(ctx)
+		var err error
+		messages, err = r.c.received(call, statement, ids)
+		done()
+		if err == nil {
+			break
+		}
+		if errors.Is(err, ErrLeaseLost) || try == 3 || ctx.Err() != nil {
+			r.log("cannot read claimed messages, they are released", logError, err)
+			for _, id := range all {
+				r.release(id)
+			}
+			return
+		}
+		pause(ctx, jitter(100*time.Millisecond))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range messages {
+		l := r.held[m.lease]
+		if l == nil {
+			continue
+		}
+		m.Topic, m.Group = r.k.topic, r.k.group
+		l.open++
+		r.buffered++
+		r.bytes += int64(len(m.Raw))
+		r.queue = append(r.queue, &item{message: m, lease: l})
+	}
+	for _, id := range all {
+		if l := r.held[id]; l != nil && l.open == 0 { // all of it was settled by an earlier holder
+			r.acks = append(r.acks, id)
+			r.kicked()
+		}
+	}
+	r.k.stats.buffered.Store(int64(r.buffered))
+	r.work.Broadcast()
+}
+
+// release gives a lease back, with what of it is settled.
+func (r *run) release(id int64) {
+	r.mu.Lock()
+	l := r.held[id]
+	delete(r.held, id)
+	r.mu.Unlock()
+	if l == nil || l.lost {
+		return
+	}
+	call, cancel := context.WithTimeout(r.base, 2*time.Second)
+	defer cancel()
+	if _, err := one[bool](call, r.c, nil, "release", id, r.k.o.Name, l.done); err != nil {
+		r.log("cannot release a lease, it expires by itself", logLease, id, logError, err)
+	}
+}
+
+// kicked ends the turn loop's wait. It never blocks.
+func (r *run) kicked() {
+	select {
+	case r.kick <- struct{}{}:
+	default:
+	}
+}
+
+// worker handles messages until the run stops, or it has lost its place.
+func (r *run) worker() {
+	for {
+		e, ctx := r.next()
+		if e == nil || !r.execute(ctx, e) {
+			return
+		}
+	}
+}
+
+// next waits for messages and begins an execution of them; nil when the run stops.
+func (r *run) next() (*execution, context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		for len(r.queue) == 0 && !r.stopping {
+			r.work.Wait()
+		}
+		if r.stopping {
+			return nil, nil
+		}
+		e := &execution{began: time.Now()}
+		for len(r.queue) > 0 && len(e.items) < r.k.o.BatchSize {
+			it := r.queue[0]
+			r.queue[0] = nil
+			r.queue = r.queue[1:]
+			// Whoever was suspended for longer than its lease finds that out here, before it begins what is another's now.
+			if !it.lease.lost && e.began.After(it.lease.deadline) {
+				r.lose(it.lease)
+			}
+			if it.lease.lost {
+				r.dropped(it)
+				continue
+			}
+			e.items = append(e.items, it)
+		}
+		if len(e.items) == 0 {
+			continue
+		}
+		ctx, cancel := context.WithCancelCause(r.base)
+		e.cancel = cancel
+		r.active[e] = true
+		r.k.stats.executing.Store(int64(len(r.active)))
+		return e, ctx
+	}
+}
+
+// execute runs the handler and settles its messages. It returns false when the worker has lost its place.
+func (r *run) execute(ctx context.Context, e *execution) (goOn bool) {
+	defer e.cancel(nil)
+	if r.k.o.HandlerTimeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, r.k.o.HandlerTimeout, ErrHandlerTimeout)
+		defer cancel()
+	}
+	returned := false
+	errs := make([]error, len(e.items))
+	end := func() bool {
+		r.mu.Lock()
+		if e.abandoned {
+			r.k.stats.hung.Add(-1)
+			r.mu.Unlock()
+			return false
+		}
+		// Still in r.active until its messages are settled, so that a stop waits for that; but not for the keeper.
+		e.began = time.Time{}
+		r.mu.Unlock()
+		r.settle(ctx, e, errs)
+		return true
+	}
+	defer func() {
+		if !returned { // the handler ended the goroutine
+			for i := range errs {
+				errs[i] = errors.New("handler called runtime.Goexit")
+			}
+			r.tasks.Go(func() {
+				if end() {
+					r.worker()
+				}
+			})
+		}
+	}()
+	todo := make([]int, len(e.items))
+	for i := range todo {
+		todo[i] = i
+	}
+	for try := 0; ; try++ {
+		messages := make([]*raw, len(todo))
+		for k, i := range todo {
+			messages[k] = e.items[i].message
+		}
+		var again []int
+		for k, err := range r.k.handler.call(ctx, messages) {
+			errs[todo[k]] = err
+			if err != nil && transient(err) && ctx.Err() == nil {
+				again = append(again, todo[k])
+			}
+		}
+		if len(again) == 0 || try == inPlace {
+			break
+		}
+		todo = again
+		pause(ctx, jitter(20*time.Millisecond<<(2*try)))
+	}
+	returned = true
+	return end()
+}
+
+// settle records the outcome of an execution, message by message.
+func (r *run) settle(ctx context.Context, e *execution, errs []error) {
+	cause := context.Cause(ctx)
+	for i, it := range e.items {
+		err := errs[i]
+		switch {
+		case err == nil:
+			r.k.stats.handled.Add(1)
+			r.settled(it)
+		case errors.Is(cause, ErrStopped) || errors.Is(cause, ErrLeaseLost):
+			r.mu.Lock()
+			r.dropped(it)
+			r.mu.Unlock()
+		default:
+			if errors.Is(cause, ErrHandlerTimeout) && !errors.Is(err, ErrHandlerTimeout) {
+				err = errors.Join(ErrHandlerTimeout, err)
+			}
+			r.fail(it, err)
+		}
+	}
+	r.mu.Lock()
+	r.ended(e)
+	r.mu.Unlock()
+}
+
+// ended takes an execution off. The caller holds mu.
+func (r *run) ended(e *execution) {
+	delete(r.active, e)
+	r.k.stats.executing.Store(int64(len(r.active)))
+	if len(r.active) == 0 {
+		select {
+		case r.quiet <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// fail stores a message as a delivery of its own, with its error, until that is done or the lease is lost.
+func (r *run) fail(it *item, failure error) {
+	r.k.stats.failed.Add(1)
+	outcome := "retry"
+	var in any
+	var v *verdict
+	switch {
+	case errors.As(failure, &v) && v.dead:
+		outcome = "dead"
+	case errors.As(failure, &v):
+		outcome, in = "postpone", v.after.Seconds()
+	case transient(failure):
+		outcome = "postpone"
+	}
+	// What the database cannot store as text must not keep the failure from being recorded.
+	text := strings.ReplaceAll(strings.ToValidUTF8(failure.Error(), "\uFFFD"), "\x00", "\uFFFD")
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		call, cancel := context.WithTimeout(r.base, callTimeout)
+		held, err := one[bool](call, r.c, nil, "fail", it.lease.id, r.k.o.Name, it.message.ID, text, in, outcome)
+		cancel()
+		r.mu.Lock()
+		gone := it.lease.lost || time.Now().After(it.lease.deadline)
+		if err == nil && !held || err != nil && (gone || r.permanent(err) || r.base.Err() != nil) {
+			r.lose(it.lease)
+			r.dropped(it)
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		if err == nil {
+			r.settled(it)
+			return
+		}
+		if wait == 50*time.Millisecond {
+			r.log("cannot record a failure, it tries again", logMessage, it.message.ID, logError, err)
+		}
+		pause(r.base, jitter(wait))
+	}
+}
+
+// settled counts a message as done; the last one of a lease has it acknowledged.
+func (r *run) settled(it *item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if it.gone {
+		return
+	}
+	l := it.lease
+	l.open--
+	l.done = append(l.done, it.message.ID)
+	if l.open == 0 && !l.lost {
+		r.acks = append(r.acks, l.id)
+		r.kicked()
+	}
+	r.forget(it)
+}
+
+// dropped leaves a message to others. The caller holds mu.
+func (r *run) dropped(it *item) {
+	if !it.gone {
+		r.forget(it)
+	}
+}
+
+// forget frees what a message takes of the buffer. The caller holds mu.
+func (r *run) forget(it *item) {
+	before := r.roomLocked()
+	it.gone = true
+	r.buffered--
+	r.bytes -= int64(len(it.message.Raw))
+	r.k.stats.buffered.Store(int64(r.buffered))
+	if before == 0 && r.roomLocked() > 0 {
+		r.kicked()
+	}
+}
+
+// lose marks a lease as another's, and ends the handlers that work on it. The caller holds mu.
+func (r *run) lose(l *lease) {
+	if l.lost {
+		return
+	}
+	l.lost = true
+	delete(r.held, l.id)
+	r.k.stats.lost.Add(1)
+	r.log("lease lost: its messages are handed out again", logLease, l.id)
+	for e := range r.active {
+		for _, it := range e.items {
+			if it.lease == l {
+				e.cancel(ErrLeaseLost)
+				break
+			}
+		}
+	}
+}
+
+// keep renews leases at a third of their length, and takes the place of handlers that outlive their time.
+func (r *run) keep() {
+	tick := min(max(r.k.o.Lease/20, 5*time.Millisecond), 500*time.Millisecond)
+	if r.k.o.HandlerTimeout > 0 {
+		tick = min(tick, max(r.k.o.HandlerTimeout/4, 5*time.Millisecond))
+	}
+	next := time.Now().Add(r.k.o.Lease / 3)
+	for {
+		pause(r.base, tick)
+		if r.base.Err() != nil {
+			return
+		}
+		r.watch()
+		if now := time.Now(); now.After(next) {
+			if r.renew() {
+				next = now.Add(r.k.o.Lease / 3)
+			} else {
+				next = now.Add(min(r.k.o.Lease/10, time.Second))
+			}
+		}
+	}
+}
+
+// watch abandons executions that go on a second after their time, and loses leases that have certainly expired.
+func (r *run) watch() {
+	now := time.Now()
+	var hung []*execution
+	r.mu.Lock()
+	for e := range r.active {
+		if r.k.o.HandlerTimeout > 0 && !e.began.IsZero() && now.Sub(e.began) > r.k.o.HandlerTimeout+grace {
+			hung = append(hung, e)
+			r.abandon(e)
+		}
+	}
+	for _, l := range r.held {
+		if l.open > 0 && now.After(l.deadline) {
+			r.lose(l)
+		}
+	}
+	r.mu.Unlock()
+	for _, e := range hung {
+		r.log("handler ignores the end of its context, its place is given to another", logMessage, e.items[0].message.ID)
+		r.tasks.Go(func() {
+			for _, it := range e.items {
+				r.fail(it, ErrHandlerTimeout)
+			}
+			r.mu.Lock()
+			r.ended(e)
+			r.mu.Unlock()
+			r.worker()
+		})
+	}
+}
+
+// abandon takes an execution's messages from it: what its handler does from now on counts for nothing. Its goroutine is not
+// waited for. The caller holds mu.
+func (r *run) abandon(e *execution) {
+	e.abandoned = true
+	e.began = time.Time{}
+	r.k.stats.hung.Add(1)
+}
+
+// renew extends all leases; false: try again soon.
+func (r *run) renew() bool {
+	r.mu.Lock()
+	ids := make([]int64, 0, len(r.held))
+	for id, l := range r.held {
+		if l.open > 0 {
+			ids = append(ids, id)
+		}
+	}
+	r.mu.Unlock()
+	if len(ids) == 0 {
+		return true
+	}
+	began := time.Now()
+	call, cancel := context.WithTimeout(r.base, callTimeout)
+	defer cancel()
+	still := map[int64]bool{}
+	err := r.c.query(call, nil, "extend", []any{ids, r.k.o.Name, r.k.o.Lease.Seconds()}, func(rows pgx.Rows) error {
+		var id int64
+		err := rows.Scan(&id)
+		still[id] = true
+		return err
+	})
+	if err != nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, id := range ids {
+		l := r.held[id]
+		switch {
+		case l == nil:
+		case still[id]:
+			l.deadline = began.Add(r.k.o.Lease)
+		case l.open > 0: // else it was acknowledged meanwhile
+			r.lose(l)
+		}
+	}
+	return true
+}
+
+// stop ends a run: running handlers finish or are cut off, then everything is acknowledged or released.
+func (r *run) stop() {
+	r.mu.Lock()
+	r.stopping = true
+	for _, it := range r.queue {
+		r.dropped(it)
+	}
+	r.queue = nil
+	r.work.Broadcast()
+	r.mu.Unlock()
+
+	if !r.calm(r.k.o.StopTimeout) {
+		r.mu.Lock()
+		for e := range r.active {
+			e.cancel(ErrStopped)
+		}
+		r.mu.Unlock()
+		if !r.calm(grace) {
+			r.mu.Lock()
+			n := 0
+			for e := range r.active {
+				if !e.began.IsZero() {
+					r.abandon(e)
+					n++
+				}
+				for _, it := range e.items {
+					r.dropped(it)
+				}
+			}
+			clear(r.active)
+			r.mu.Unlock()
+			r.log("handlers did not stop in time, their messages are released", logCount, n)
+		}
+	}
+
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		r.mu.Lock()
+		left := len(r.acks)
+		r.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if _, _, err := r.turn(r.base); err != nil {
+			if time.Now().After(deadline) || r.permanent(err) {
+				r.log("cannot acknowledge handled messages, they are handed out again", logError, err)
+				break
+			}
+			pause(r.base, 100*time.Millisecond)
+		}
+	}
+	r.mu.Lock()
+	open := make([]int64, 0, len(r.held))
+	for id := range r.held {
+		open = append(open, id)
+	}
+	r.mu.Unlock()
+	for _, id := range open {
+		r.release(id)
+	}
+	r.finish()
+	r.tasksDone()
+}
+
+// tasksDone waits for workers and keeper, but not for handlers that were abandoned.
+func (r *run) tasksDone() {
+	done := make(chan struct{})
+	go func() { r.tasks.Wait(); close(done) }()
+	if r.k.stats.hung.Load() == 0 {
+		<-done
+		return
+	}
+	t := time.NewTimer(grace)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+	}
+}
+
+// calm waits until no execution is left, at most d (negative: without limit).
+func (r *run) calm(d time.Duration) bool {
+	var limit <-chan time.Time
+	if d >= 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		limit = t.C
+	}
+	for {
+		r.mu.Lock()
+		left := len(r.active)
+		r.mu.Unlock()
+		if left == 0 {
+			return true
+		}
+		select {
+		case <-r.quiet:
+		case <-limit:
+			return false
+		}
+	}
+}
+
+// log tells an operator of something that is survived.
+func (r *run) log(message string, args ...any) {
+	r.c.log.Warn(message, append([]any{logTopic, r.k.topic, logGroup, r.k.group, logConsumer, r.k.o.Name}, args...)...)
+}

@@ -1,0 +1,2 @@
+-- Drops a group.
+select weir.drop_group($1::text, $2::text)

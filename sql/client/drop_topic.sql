@@ -1,0 +1,2 @@
+-- Drops a topic.
+select weir.drop_topic($1::text)

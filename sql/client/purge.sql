@@ -1,0 +1,2 @@
+-- Removes dead messages.
+select weir.purge($1::text, $2::text, $3::bigint)

@@ -1,0 +1,2 @@
+-- What is installed.
+select version, compatible, functions from weir.version()

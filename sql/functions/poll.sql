@@ -1,0 +1,170 @@
+-- weir.poll(topic, grp, consumer, max_messages, lease, max_bytes, acks, own_transaction): one turn of a consumer: moves the fence
+-- where that is due, acknowledges what was handled, takes what there is to take.
+--
+-- consumer      names the holder; unique to a process and its life
+-- max_messages  how many messages to take at the most, 0 (acknowledge only) to 10,000
+-- lease         how long they stay this consumer's, 100 ms to 1 day
+-- max_bytes     how many bytes of payload to take at the most; a single larger message is taken alone
+-- acks          leases to acknowledge in the same transaction, null for none
+-- own_transaction  true when this call is all of its transaction. Its commit then does not wait for the disk
+--               (synchronous_commit off): a crash of the server repeats some work, it loses none. And the head is read with
+--               pg_sequence_last_value(): exact, since it reads under the lock that nextval() writes under, and quick; but
+--               it takes a producer's lock until the transaction ends, so that a long transaction would hold up the
+--               proof by lock of every group. false: the head is the highest visible id (weir.head)
+--
+-- Returns a row for each thing the consumer has to know:
+--   state     lease_id  low, high         attempt
+--   fresh     the lease (low, high]       1             a range nobody has had
+--   takeover  the lease (low, high]       2 or more     a range whose lease expired or was released
+--   retry     the lease (id - 1, id]      1 or more     a delivery
+--   lost      the lease null              null          an entry of acks that was not this consumer's any more
+--   waiting   null      settled, head     null          nothing to take, but messages wait for the fence
+--
+-- When there is nothing to do it is one read-only statement and assigns no xid.
+--
+-- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
+-- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, deliveries and one expired lease (skips
+-- those that others have), the group's cursor (waits; held until the transaction ends).
+-- Indexes: primary keys, topic_name_unique, group_name_unique, lease_expiry, delivery_due, delivery_lease.
+create or replace function weir.poll(
+    topic text, grp text, consumer text, max_messages int, lease interval, max_bytes bigint, acks bigint[], own_transaction boolean
+)
+returns table (state text, lease_id bigint, low bigint, high bigint, attempt int)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    now_at timestamptz := clock_timestamp();
+    w record;
+    drawn bigint;
+    look boolean;
+    head bigint;
+    settled bigint;
+    taken record;
+begin
+    if max_messages is null or max_messages not between 0 and 10000 then
+        perform weir.check_range('max_messages', max_messages, 0, 10000);
+    end if;
+    if lease is null or lease not between interval '100 ms' and interval '1 day' then
+        perform weir.check_interval('lease', lease, '100 ms', '1 day');
+    end if;
+    if max_bytes is null or max_bytes < 1 then
+        perform weir.check_range('max_bytes', max_bytes, 1, 9e18);
+    end if;
+    if consumer is null or consumer = '' then
+        perform weir.check_name('consumer', consumer);
+    end if;
+
+    select
+        t.id as topic_id, t.format, t.sequence, t.segment_size, g.id as group_id, g.max_attempts, g.split_after, c.claimed,
+        f.bound, f.pending, f.observed_at, f.looked,
+        pg_is_in_recovery() as standby,
+        pg_current_xact_id_if_assigned() is null as no_xid,
+        exists (
+            select from weir.lease as l where l.group_id = g.id and l.expires_at <= now_at
+        ) as expired,
+        exists (
+            select from weir.delivery as d where d.group_id = g.id and d.state <> 'dead' and d.due_at <= now_at
+        ) as due
+    into w
+    from weir.topic as t
+    left join weir.consumer_group as g on g.topic_id = t.id and g.name = poll.grp
+    left join weir.cursor as c on c.group_id = g.id
+    left join lateral (
+        select max(r.bound) as bound, max(r.pending) as pending, bool_or(r.looked) as looked,
+            min(r.observed_at) filter (where r.pending is not null) as observed_at
+        from weir.fence_rows as r
+        where r.topic_id = t.id
+    ) as f on true
+    where t.name = poll.topic;
+
+    if w.claimed is null then
+        perform weir.group_named(topic, grp);
+    end if;
+    if w.standby then
+        perform weir.check_primary();
+    end if;
+    settled := w.bound;
+
+    -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
+    if w.claimed + max_messages >= settled then
+        drawn := case when own_transaction then coalesce(pg_sequence_last_value(w.sequence), 0) else weir.drawn(w.topic_id) end;
+        if drawn < settled then
+            perform weir.check_sequence(w.topic_id, settled, drawn);
+        end if;
+        -- A pair that waits is left alone, but for the second resort: something has held back xmin for a while. Is it a
+        -- producer of this topic?
+        look := w.pending is not null and not w.looked and now_at - w.observed_at > interval '100 ms' and weir.may_look();
+        if drawn > settled and (w.pending is null or look) then
+            head := case when own_transaction then drawn else weir.head(w.topic_id, settled) end;
+        end if;
+    end if;
+
+    if head is null and acks is null and not w.expired and not w.due and w.claimed >= settled then
+        if w.pending > w.claimed then
+            return query select 'waiting', null::bigint, settled, w.pending, null::int;
+        end if;
+        return;
+    end if;
+
+    -- From here on the transaction writes.
+    if own_transaction then
+        perform set_config('synchronous_commit', 'off', true);
+    end if;
+    if head is not null then
+        -- First of all writes: any other would give this transaction its xid before the head is read.
+        perform weir.check_sequence(w.topic_id, settled, drawn);
+        settled := weir.settle(w.topic_id, head, w.no_xid, look or not w.no_xid and weir.may_look());
+        if exists (
+            select from weir.segment as s where s.topic_id = w.topic_id having max(s.high) - drawn < w.segment_size
+        ) then
+            perform weir.extend_log(w.topic_id, drawn, false);
+        end if;
+    end if;
+
+    if acks is not null then
+        return query
+        select 'lost', a.id, null::bigint, null::bigint, null::int
+        from unnest(acks) as a (id)
+        where a.id not in (select k.id from weir.ack_many(acks, consumer) as k (id));
+    end if;
+
+    if w.expired and max_messages > 0 then
+        select l.* into taken from weir.take_over(w.group_id, w.topic_id, w.max_attempts, w.split_after, consumer, lease) as l;
+        if taken.id is not null then
+            return query select 'takeover', taken.id, taken.low, taken.high, taken.attempt;
+            return;
+        end if;
+        -- A peer won, or the range was split into deliveries.
+        w.due := true;
+    end if;
+
+    if w.due and max_messages > 0 then
+        for taken in
+            select d.* from weir.claim_deliveries(w.group_id, w.max_attempts, consumer, max_messages, lease, max_bytes) as d
+        loop
+            max_messages := max_messages - 1;
+            max_bytes := greatest(1, max_bytes - taken.bytes);
+            return query select 'retry', taken.lease_id, taken.message_id - 1, taken.message_id, taken.attempt;
+        end loop;
+    end if;
+
+    if w.claimed < settled and max_messages > 0 then
+        select l.* into taken
+        from weir.claim_range(w.group_id, w.topic_id, w.format, settled, consumer, max_messages, lease, max_bytes) as l;
+        if taken.id is not null then
+            return query select 'fresh', taken.id, taken.low, taken.high, 1;
+            return;
+        end if;
+    end if;
+
+    if head > settled then
+        return query select 'waiting', null::bigint, settled, head, null::int;
+    end if;
+end
+$$;

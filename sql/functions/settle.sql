@@ -1,0 +1,90 @@
+-- weir.settle(topic_id, head, own_xid, look): puts a new pair before the fence. Nothing else writes weir.fence.
+--
+-- topic_id  the topic
+-- head      its highest visible id, read by the caller in an EARLIER statement
+-- own_xid   true when this transaction had no xid at the time the head was read. Only then does its xid bound the owners
+--           of the ids up to head; with an older xid, a producer with a larger one can own an id below head.
+-- look      also look for the producers at work (proof by lock); READ COMMITTED only
+--
+-- Returns the topic's settled head as of its last statement, the new pair included where it is proven already.
+--
+-- An unproven pair is never overwritten, or nonstop traffic would keep the settled head where it is; one exception: a
+-- pair that only an unrelated transaction holds up is exchanged, once, for one with holders.
+--
+-- Locks: one row of weir.fence of this topic, never waits for one. Assigns an xid.
+create or replace function weir.settle(topic_id int, head bigint, own_xid boolean, look boolean) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+as $$
+declare
+    seen xid8[];
+    chosen int;
+    settled bigint;
+begin
+    if settle.look then
+        -- pg_locks is read once (materialized) and after the head. A producer that owns an id <= head either still holds
+        -- RowExclusiveLock on the topic's sequence here, with its xid's lock beside it, or has finished; then it is
+        -- visible to every later statement, since a commit becomes visible before its locks are released. The lowest xid
+        -- under one virtualtransaction is the top one (the others are its savepoints). A holder without an xid owns no id.
+        with l as materialized (
+            select locktype, database, relation, transactionid, virtualtransaction, mode
+            from pg_locks
+            where granted
+        ),
+        own as (
+            -- the 32 bits of transactionid, widened: it lies within 2^31 of the next xid
+            select x.virtualtransaction, min(n.xid - case when d.back > 2147483648 then d.back - 4294967296 else d.back end) as xid
+            from l as x
+            cross join (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) as n
+            cross join lateral (select (n.xid - x.transactionid::text::bigint) & 4294967295 as back) as d
+            where x.locktype = 'transactionid' and x.mode = 'ExclusiveLock'
+            group by x.virtualtransaction
+        )
+        select coalesce(array_agg(distinct o.xid::text::xid8), '{}')
+        into seen
+        from l as s
+        join own as o on o.virtualtransaction = s.virtualtransaction
+        where s.locktype = 'relation'
+          and s.mode = 'RowExclusiveLock'
+          and s.database = (select d.oid from pg_database as d where d.datname = current_database())
+          and s.relation = format('weir.log_%s_id', settle.topic_id)::regclass
+          and o.xid is distinct from pg_current_xact_id_if_assigned()::text::bigint;
+    end if;
+
+    select f.slot
+    into chosen
+    from weir.fence as f
+    join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
+    where f.topic_id = settle.topic_id
+      and (r.pending is null or (settle.look and not r.looked))
+    order by r.pending nulls first, f.slot
+    limit 1
+    for update of f skip locked;
+
+    if chosen is null then
+        insert into weir.fence (topic_id, slot, settled, head)
+        select settle.topic_id, (random() * 2147483646)::int + 1, coalesce(max(r.bound), 0), 0
+        from weir.fence_rows as r
+        where r.topic_id = settle.topic_id
+        returning slot into chosen;
+    end if;
+
+    update weir.fence as f
+    set settled = r.bound,
+        head = settle.head,
+        xid = case when settle.own_xid then pg_current_xact_id() end,
+        holders = seen,
+        boot = case when seen is not null then pg_postmaster_start_time() end,
+        observed_at = clock_timestamp()
+    from weir.fence_rows as r
+    where f.topic_id = settle.topic_id and f.slot = chosen
+      and r.topic_id = f.topic_id and r.slot = f.slot;
+
+    -- A later statement: its snapshot judges the pair.
+    select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = settle.topic_id;
+    return settled;
+end
+$$;

@@ -1,0 +1,4 @@
+-- Where every group stands.
+select topic, grp, head, settled, claimed, committed, lag, round(lag_seconds::numeric, 1) as lag_seconds, leases, retrying, dead
+from weir.groups
+order by topic, grp
