@@ -72,7 +72,7 @@ declare
     settled bigint;
     room bigint;
 begin
-    select max(f.settled) into settled from weir.fence as f where f.topic_id = into_topic.id;
+    select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
     if first_id <= settled then
         perform weir.check_sequence(into_topic.id, settled, first_id);
     end if;
