@@ -23,7 +23,7 @@ type CheckResult struct {
 // Check runs every invariant of sql/check against the database, in one snapshot. It only reads, but needs the privileges of
 // the role that installed Weir.
 func (c *Client) Check(ctx context.Context) ([]CheckResult, error) {
-	if err := c.ready(ctx); err != nil {
+	if err := c.ready(ctx, nil); err != nil {
 		return nil, err
 	}
 	var results []CheckResult

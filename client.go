@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -42,7 +43,8 @@ type Client struct {
 	listen  bool
 
 	checking sync.Mutex
-	checked  atomic.Bool
+	// checked: server and schema fit, as the pool sees them; fits: the schema does, as a transaction of a caller's sees it.
+	checked, fits atomic.Bool
 	// readCommitted is set when the server's default isolation is another, so that each statement needs a transaction.
 	readCommitted bool
 
@@ -64,7 +66,9 @@ func Open(ctx context.Context, dsn string, o *Options) (*Client, error) {
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "weir"
 	}
-	config.MaxConns = max(config.MaxConns, int32(runtime.NumCPU()), 8)
+	if !strings.Contains(dsn, "pool_max_conns") {
+		config.MaxConns = max(config.MaxConns, int32(runtime.NumCPU()), 8)
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("%w: dsn: %w", ErrInvalid, err)
@@ -79,7 +83,7 @@ func Open(ctx context.Context, dsn string, o *Options) (*Client, error) {
 		err = c.Migrate(ctx)
 	}
 	if err == nil {
-		err = c.ready(ctx)
+		err = c.ready(ctx, nil)
 	}
 	if err != nil {
 		c.Close()
@@ -134,9 +138,23 @@ func (c *Client) text(name string) string {
 }
 
 // ready checks once that server, schema and library fit.
-func (c *Client) ready(ctx context.Context) error {
+//
+// It asks q, a transaction of the caller's, where there is one: that may have the pool's last connection, and whoever else
+// checks may wait for it.
+func (c *Client) ready(ctx context.Context, q querier) error {
 	if c.checked.Load() {
 		return nil
+	}
+	if q != nil {
+		if c.fits.Load() {
+			return nil
+		}
+		installed, err := c.installed(ctx, q)
+		if err == nil {
+			err = installed.check(c.schema)
+		}
+		c.fits.Store(err == nil)
+		return err
 	}
 	c.checking.Lock()
 	defer c.checking.Unlock()
@@ -177,7 +195,7 @@ type querier interface {
 // Sent through the pool it is a transaction of its own at READ COMMITTED, so that each statement inside the functions has a
 // snapshot of its own, whatever the server's default isolation is.
 func (c *Client) query(ctx context.Context, q querier, name string, args []any, scan func(pgx.Rows) error) error {
-	if err := c.ready(ctx); err != nil {
+	if err := c.ready(ctx, q); err != nil {
 		return err
 	}
 	run := func(q querier) error {

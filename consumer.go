@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // ConsumerOptions are the options of a Consumer. The zero value is ready to use.
@@ -102,6 +105,9 @@ func (o ConsumerOptions) complete(batch bool) (ConsumerOptions, error) {
 		id := make([]byte, 6)
 		_, _ = rand.Read(id) // never fails
 		o.Name = fmt.Sprintf("%s:%d:%s", host, os.Getpid(), hex.EncodeToString(id))
+	}
+	if utf8.RuneCountInString(o.Name) > 200 || !utf8.ValidString(o.Name) || strings.ContainsFunc(o.Name, unicode.IsControl) {
+		return o, invalid("Name", fmt.Sprintf("%q", o.Name), "it must have at most 200 characters, valid UTF-8 and no control characters")
 	}
 	return o, nil
 }

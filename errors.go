@@ -58,6 +58,7 @@ var sentinels = map[string]error{
 	"WE008": ErrSequence,
 	"WE010": ErrLeaseLost,
 	"WE011": ErrNoMessage,
+	"25006": ErrStandby, // COPY during recovery
 	"22P02": ErrFormat, // not JSON
 	"22P05": ErrFormat, // \u0000 in jsonb
 	"22021": ErrFormat, // invalid in the database's encoding
@@ -73,11 +74,10 @@ type serverError struct {
 
 func (e *serverError) Error() string {
 	text := e.pg.Message
-	if e.pg.Detail != "" {
-		text += ". " + e.pg.Detail
-	}
-	if e.pg.Hint != "" {
-		text += ". " + e.pg.Hint
+	for _, more := range []string{e.pg.Detail, e.pg.Hint} {
+		if more != "" {
+			text = strings.TrimSuffix(text, ".") + ". " + more
+		}
 	}
 	return strings.TrimSuffix(text, ".") + " (" + e.pg.Code + ")"
 }

@@ -115,7 +115,7 @@ func decode[T any](m *raw) (*Received[T], error) {
 // Dead marks an error of a handler: the message is a dead letter now, without further attempts.
 func Dead(err error) error { return &verdict{err: err, dead: true} }
 
-// RetryIn marks an error of a handler: the message is tried again after d (0 to 365 days), and this attempt does not count.
+// RetryIn marks an error of a handler: the message is tried again after d (at most 365 days), and this attempt does not count.
 func RetryIn(d time.Duration, err error) error { return &verdict{err: err, after: d} }
 
 type verdict struct {

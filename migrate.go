@@ -87,7 +87,8 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 	if now == want {
 		return nil
 	}
-	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+	standby := errors.New("a standby cannot be written to")
+	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var isolation string
 		var standby bool
 		var server int
@@ -155,6 +156,7 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 		return fmt.Errorf("migrate schema %q: %w", c.schema, err)
 	}
 	c.checked.Store(false)
+	c.fits.Store(false)
 	return nil
 }
 

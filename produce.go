@@ -62,13 +62,13 @@ type SQLTx interface {
 
 // ProduceSQL is ProduceTx for a transaction of database/sql.
 func (c *Client) ProduceSQL(ctx context.Context, tx SQLTx, topic string, messages ...Message) ([]int64, error) {
-	info, err := c.topicInfo(ctx, nil, topic)
+	info, err := c.topicInfoSQL(ctx, tx, topic)
 	if err != nil {
 		return nil, wrap(err, "produce to topic %q", topic)
 	}
 	b, err := encode(info.format, messages)
 	if err != nil || len(messages) == 0 {
-		return nil, wrap(err, "produce to topic %q", topic)
+		return nil, c.failed(topic, b, err)
 	}
 	payloads := make([]*string, len(messages))
 	for i, p := range b.payloads {
@@ -80,7 +80,7 @@ func (c *Client) ProduceSQL(ctx context.Context, tx SQLTx, topic string, message
 	}
 	rows, err := tx.QueryContext(ctx, c.text(b.statement), topic, arrayText(payloads), arrayText(b.keys), arrayText(b.headers))
 	if err != nil {
-		return nil, wrap(b.blame(explain(err)), "produce to topic %q", topic)
+		return nil, c.failed(topic, b, explain(err))
 	}
 	defer rows.Close()
 	ids := make([]int64, 0, len(messages))
@@ -91,7 +91,19 @@ func (c *Client) ProduceSQL(ctx context.Context, tx SQLTx, topic string, message
 		}
 		ids = append(ids, id)
 	}
-	return ids, wrap(b.blame(explain(rows.Err())), "produce to topic %q", topic)
+	if err := rows.Err(); err != nil {
+		return nil, c.failed(topic, b, explain(err))
+	}
+	return ids, nil
+}
+
+// failed gives a failed produce its error, and forgets what is known of the topic where it may have been dropped and made
+// anew.
+func (c *Client) failed(topic string, b *batch, err error) error {
+	if errors.Is(err, ErrFormat) || errors.Is(err, ErrTopicNotFound) {
+		c.topics.Delete(topic)
+	}
+	return wrap(b.blame(err), "produce to topic %q", topic)
 }
 
 func (c *Client) produce(ctx context.Context, q querier, topic string, messages []Message) ([]int64, error) {
@@ -101,7 +113,7 @@ func (c *Client) produce(ctx context.Context, q querier, topic string, messages 
 	}
 	b, err := encode(info.format, messages)
 	if err != nil || len(messages) == 0 {
-		return nil, wrap(err, "produce to topic %q", topic)
+		return nil, c.failed(topic, b, err)
 	}
 	var payloads any = b.payloads
 	if info.format != Bytes {
@@ -119,10 +131,7 @@ func (c *Client) produce(ctx context.Context, q querier, topic string, messages 
 		return err
 	})
 	if err != nil {
-		if errors.Is(err, ErrFormat) || errors.Is(err, ErrTopicNotFound) {
-			c.topics.Delete(topic) // it may have been dropped and created anew
-		}
-		return nil, wrap(b.blame(err), "produce to topic %q", topic)
+		return nil, c.failed(topic, b, err)
 	}
 	return ids, nil
 }
@@ -133,7 +142,7 @@ func (c *Client) produce(ctx context.Context, q querier, topic string, messages 
 // It needs INSERT on the log's columns key, headers and payload; without that it goes on with weir.produce_many. Errors: as
 // for Produce.
 func (c *Client) Copy(ctx context.Context, topic string, messages iter.Seq2[Message, error]) (int64, error) {
-	if err := c.ready(ctx); err != nil {
+	if err := c.ready(ctx, nil); err != nil {
 		return 0, err
 	}
 	var stored int64
@@ -152,6 +161,7 @@ func (c *Client) Copy(ctx context.Context, topic string, messages iter.Seq2[Mess
 
 // CopyTx is Copy within a transaction of the caller's.
 func (c *Client) CopyTx(ctx context.Context, tx pgx.Tx, topic string, messages iter.Seq2[Message, error]) (int64, error) {
+	c.topics.Delete(topic) // COPY names the log: ask which it is now
 	info, err := c.topicInfo(ctx, tx, topic)
 	if err != nil {
 		return 0, wrap(err, "copy to topic %q", topic)
@@ -177,7 +187,7 @@ func (c *Client) CopyTx(ctx context.Context, tx pgx.Tx, topic string, messages i
 			if _, err := one[any](ctx, c, tx, "make_room", topic, len(chunk)); err != nil {
 				return err
 			}
-			_, err = tx.CopyFrom(ctx, pgx.Identifier(strings.Split(info.log, ".")), []string{"key", "headers", "payload"},
+			_, err = tx.CopyFrom(ctx, pgx.Identifier{c.schema, fmt.Sprintf("log_%d", info.id)}, []string{"key", "headers", "payload"},
 				pgx.CopyFromSlice(len(chunk), func(i int) ([]any, error) {
 					row := []any{nil, nil, b.payloads[i]}
 					if b.keys[i] != nil {
@@ -200,10 +210,13 @@ func (c *Client) CopyTx(ctx context.Context, tx pgx.Tx, topic string, messages i
 		if err != nil {
 			return 0, wrap(err, "copy to topic %q: after message %d", topic, stored+int64(len(chunk)))
 		}
-		chunk = append(chunk, m)
-		if p, ok := m.Payload.([]byte); ok {
-			size += len(p)
+		payload, err := encodePayload(info.format, m.Payload)
+		if err != nil {
+			return 0, wrap(err, "copy to topic %q: message %d", topic, stored+int64(len(chunk)))
 		}
+		m.Payload = payload
+		chunk = append(chunk, m)
+		size += len(payload)
 		if len(chunk) == copyChunk || size > maxBatch/16 {
 			if err := flush(); err != nil {
 				return 0, wrap(err, "copy to topic %q: messages from %d", topic, stored+1)
@@ -291,6 +304,9 @@ func encodePayload(format Format, payload any) ([]byte, error) {
 		if format == Bytes {
 			return []byte(p), nil
 		}
+		if !utf8.ValidString(p) { // json.Marshal would put other characters in its place
+			return nil, fmt.Errorf("%w: payload %q must be valid UTF-8", ErrFormat, p)
+		}
 	}
 	if format == Bytes {
 		return nil, fmt.Errorf("%w: payload is a %T, a bytes topic takes []byte or string", ErrFormat, payload)
@@ -304,7 +320,7 @@ func encodePayload(format Format, payload any) ([]byte, error) {
 
 // blame adds to an error about the format which message of the batch it is about.
 func (b *batch) blame(err error) error {
-	if b.format == Bytes || !errors.Is(err, ErrFormat) {
+	if b == nil || b.format == Bytes || !errors.Is(err, ErrFormat) {
 		return err
 	}
 	for i, p := range b.payloads {

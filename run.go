@@ -19,6 +19,8 @@ const (
 	callTimeout = 10 * time.Second
 	// grace is what a handler has to return after its context has ended.
 	grace = time.Second
+	// maxRetryIn is the longest that RetryIn postpones a message.
+	maxRetryIn = 365 * 24 * time.Hour
 	// inPlace is how often a handler is called again at once after an error that is not the message's fault.
 	inPlace = 3
 )
@@ -57,6 +59,10 @@ type lease struct {
 	id   int64
 	open int     // messages that are not settled
 	done []int64 // ids of those that are
+	// single: it is a delivery's. Recording a failure ends it, while that of a range goes on.
+	single bool
+	// failing while a failure is being recorded that may have ended it
+	failing bool
 	// deadline is when it has certainly expired, by this process's clock: that of the last call that set it, plus its length.
 	deadline time.Time
 	lost     bool
@@ -141,7 +147,7 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		got, waiting, err := r.turn(ctx)
+		got, waiting, later, err := r.turn(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -150,6 +156,10 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 		case err != nil:
 			if r.permanent(err) {
 				return err
+			}
+			if errors.Is(err, context.DeadlineExceeded) {
+				// A network that loses everything leaves all connections half open, and each would cost a call its time limit.
+				r.c.pool.Reset()
 			}
 			if now := time.Now(); now.Sub(warned) > 10*time.Second {
 				r.log("consumer cannot reach its group, it tries again", logError, err)
@@ -178,6 +188,9 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 			continue
 		}
 		wait := idle
+		if later > 0 {
+			wait = min(wait, later)
+		}
 		if got {
 			wait = limit // no room: a kick comes when there is
 		}
@@ -209,8 +222,9 @@ func (r *run) roomLocked() int {
 	return min(room, claimMessages)
 }
 
-// turn acknowledges what is settled, and claims what there is room for.
-func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
+// turn acknowledges what is settled, and claims what there is room for. later is when a lease expires or a delivery is due, 0
+// if none is known of.
+func (r *run) turn(ctx context.Context) (got, waiting bool, later time.Duration, err error) {
 	r.mu.Lock()
 	acks := r.acks
 	r.acks = nil
@@ -218,7 +232,7 @@ func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
 	size := max(1, min(r.k.o.PrefetchBytes-r.bytes, claimBytes))
 	r.mu.Unlock()
 	if room == 0 && len(acks) == 0 {
-		return false, false, nil
+		return false, false, 0, nil
 	}
 	var acked any
 	if len(acks) > 0 {
@@ -245,7 +259,7 @@ func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
 		r.mu.Lock()
 		r.acks = append(acks, r.acks...)
 		r.mu.Unlock()
-		return false, false, err
+		return false, false, 0, err
 	}
 	var (
 		deliveries []int64
@@ -262,14 +276,19 @@ func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
 			lost = append(lost, *c.id)
 		case "waiting":
 			waiting = true
+		case "later":
+			later = time.Duration(*c.high) * time.Millisecond
 		}
 	}
 	r.mu.Lock()
 	for _, id := range acks {
 		delete(r.held, id)
 	}
-	for _, id := range append(ranges, deliveries...) {
+	for _, id := range ranges {
 		r.held[id] = &lease{id: id, deadline: began.Add(r.k.o.Lease)}
+	}
+	for _, id := range deliveries {
+		r.held[id] = &lease{id: id, deadline: began.Add(r.k.o.Lease), single: true}
 	}
 	r.mu.Unlock()
 	if len(lost) > 0 {
@@ -282,7 +301,7 @@ func (r *run) turn(ctx context.Context) (got, waiting bool, err error) {
 	for _, id := range ranges {
 		r.load(ctx, "fetch", id)
 	}
-	return len(ranges)+len(deliveries) > 0, waiting, nil
+	return len(ranges)+len(deliveries) > 0, waiting, later, nil
 }
 
 // load reads the messages of leases and queues them.
@@ -511,12 +530,17 @@ func (r *run) fail(it *item, failure error) {
 	case errors.As(failure, &v) && v.dead:
 		outcome = "dead"
 	case errors.As(failure, &v):
-		outcome, in = "postpone", v.after.Seconds()
+		outcome, in = "postpone", min(max(v.after, 0), maxRetryIn).Seconds()
+	case errors.Is(failure, ErrHandlerTimeout):
+		// What the driver says of a context that has ended is no reason to leave the attempt out of the count.
 	case transient(failure):
 		outcome = "postpone"
 	}
 	// What the database cannot store as text must not keep the failure from being recorded.
 	text := strings.ReplaceAll(strings.ToValidUTF8(failure.Error(), "\uFFFD"), "\x00", "\uFFFD")
+	r.mu.Lock()
+	it.lease.failing = it.lease.single
+	r.mu.Unlock()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		call, cancel := context.WithTimeout(r.base, callTimeout)
 		held, err := one[bool](call, r.c, nil, "fail", it.lease.id, r.k.o.Name, it.message.ID, text, in, outcome)
@@ -531,7 +555,7 @@ func (r *run) fail(it *item, failure error) {
 		}
 		r.mu.Unlock()
 		if err == nil {
-			r.settled(it)
+			r.recorded(it)
 			return
 		}
 		if wait == 50*time.Millisecond {
@@ -556,6 +580,18 @@ func (r *run) settled(it *item) {
 		r.kicked()
 	}
 	r.forget(it)
+}
+
+// recorded counts a message as done whose failure is stored.
+func (r *run) recorded(it *item) {
+	if !it.lease.single {
+		r.settled(it)
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.held, it.lease.id)
+	r.dropped(it)
 }
 
 // dropped leaves a message to others. The caller holds mu.
@@ -692,7 +728,7 @@ func (r *run) renew() bool {
 		case l == nil:
 		case still[id]:
 			l.deadline = began.Add(r.k.o.Lease)
-		case l.open > 0: // else it was acknowledged meanwhile
+		case l.open > 0 && !l.failing: // else it was acknowledged or ended meanwhile
 			r.lose(l)
 		}
 	}
@@ -729,6 +765,7 @@ func (r *run) stop() {
 				}
 			}
 			clear(r.active)
+			r.k.stats.executing.Store(0)
 			r.mu.Unlock()
 			r.log("handlers did not stop in time, their messages are released", logCount, n)
 		}
@@ -742,7 +779,7 @@ func (r *run) stop() {
 		if left == 0 {
 			break
 		}
-		if _, _, err := r.turn(r.base); err != nil {
+		if _, _, _, err := r.turn(r.base); err != nil {
 			if time.Now().After(deadline) || r.permanent(err) {
 				r.log("cannot acknowledge handled messages, they are handed out again", logError, err)
 				break

@@ -3,6 +3,7 @@ package weir
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -104,7 +105,6 @@ func (c *Client) topicList(ctx context.Context, name any) (list []Topic, err err
 type topicInfo struct {
 	id      int32
 	format  Format
-	log     string
 	canCopy bool
 }
 
@@ -114,7 +114,7 @@ func (c *Client) topicInfo(ctx context.Context, q querier, name string) (topicIn
 	}
 	var t topicInfo
 	err := c.query(ctx, q, "topic", []any{name}, func(rows pgx.Rows) error {
-		return rows.Scan(&t.id, &t.format, &t.log, &t.canCopy)
+		return rows.Scan(&t.id, &t.format, &t.canCopy)
 	})
 	if err != nil {
 		return t, err
@@ -123,6 +123,38 @@ func (c *Client) topicInfo(ctx context.Context, q querier, name string) (topicIn
 		c.topics.Store(name, t)
 	}
 	return t, nil
+}
+
+// topicInfoSQL asks a transaction of database/sql, which may have the pool's last connection.
+func (c *Client) topicInfoSQL(ctx context.Context, tx SQLTx, name string) (t topicInfo, err error) {
+	if t, ok := c.topics.Load(name); ok {
+		return t.(topicInfo), nil
+	}
+	if !c.checked.Load() && !c.fits.Load() {
+		var s installedSchema
+		err := sqlRow(ctx, tx, c.text("version"), nil, &s.version, &s.compatible, &s.functions)
+		if err == nil {
+			err = s.check(c.schema)
+		}
+		if err != nil {
+			return t, err
+		}
+		c.fits.Store(true)
+	}
+	return t, sqlRow(ctx, tx, c.text("topic"), []any{name}, &t.id, &t.format, &t.canCopy)
+}
+
+// sqlRow runs a query of one row.
+func sqlRow(ctx context.Context, tx SQLTx, text string, args []any, into ...any) error {
+	rows, err := tx.QueryContext(ctx, text, args...)
+	if err != nil {
+		return explain(err)
+	}
+	defer rows.Close()
+	if rows.Next() {
+		err = rows.Scan(into...)
+	}
+	return errors.Join(err, explain(rows.Err()))
 }
 
 func wrap(err error, format string, args ...any) error {

@@ -159,8 +159,14 @@ func (w *waker) listen(ctx context.Context) {
 }
 
 func (w *waker) listenOnce(ctx context.Context) error {
-	config := w.c.pool.Config().ConnConfig
+	pool := w.c.pool.Config()
+	config := pool.ConnConfig
 	config.ConnectTimeout = pingWithin
+	if pool.BeforeConnect != nil { // a password that changes, for example
+		if err := pool.BeforeConnect(ctx, config); err != nil {
+			return err
+		}
+	}
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return err

@@ -1,0 +1,2 @@
+-- Drops the ledger.
+drop table if exists demo_ledger
