@@ -69,7 +69,7 @@ begin
 
     if not on_range then
         update weir.delivery as d
-        set state = next_state, due_at = next_due, attempt = tried, lease_id = null, consumer = null,
+        set state = next_state, due_at = next_due, attempt = tried, suspect = false, lease_id = null, consumer = null,
             errors = d.errors || weir.error_entry(held.attempt, fail.error)
         where d.lease_id = fail.lease_id;
         return true;

@@ -19,6 +19,7 @@
 --   retry     the lease (id - 1, id]      1 or more     a delivery
 --   lost      the lease null              null          an entry of acks that was not this consumer's any more
 --   waiting   null      settled, head     null          nothing to take, but messages wait for the fence
+--   later     null      null, n           null          nothing to take, but a lease expires or a delivery is due in n ms
 --
 -- When there is nothing to do it is one read-only statement and assigns no xid.
 --
@@ -42,6 +43,8 @@ declare
     now_at timestamptz := clock_timestamp();
     w record;
     drawn bigint;
+    expired boolean;
+    due boolean;
     look boolean;
     head bigint;
     settled bigint;
@@ -65,12 +68,10 @@ begin
         f.bound, f.pending, f.observed_at, f.looked,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
-        exists (
-            select from weir.lease as l where l.group_id = g.id and l.expires_at <= now_at
-        ) as expired,
-        exists (
-            select from weir.delivery as d where d.group_id = g.id and d.state <> 'dead' and d.due_at <= now_at
-        ) as due
+        (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
+        (
+            select d.due_at from weir.delivery as d where d.group_id = g.id and d.state <> 'dead' order by d.due_at limit 1
+        ) as next_due
     into w
     from weir.topic as t
     left join weir.consumer_group as g on g.topic_id = t.id and g.name = poll.grp
@@ -90,6 +91,8 @@ begin
         perform weir.check_primary();
     end if;
     settled := w.bound;
+    expired := coalesce(w.next_expiry <= now_at, false);
+    due := coalesce(w.next_due <= now_at, false);
 
     -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
     if w.claimed + max_messages >= settled then
@@ -105,9 +108,13 @@ begin
         end if;
     end if;
 
-    if head is null and acks is null and not w.expired and not w.due and w.claimed >= settled then
+    if head is null and acks is null and not expired and not due and w.claimed >= settled then
         if w.pending > w.claimed then
             return query select 'waiting', null::bigint, settled, w.pending, null::int;
+        end if;
+        if w.next_expiry is not null or w.next_due is not null then
+            return query select 'later', null::bigint, null::bigint,
+                ceil(extract(epoch from least(w.next_expiry, w.next_due) - now_at) * 1000)::bigint, null::int;
         end if;
         return;
     end if;
@@ -134,27 +141,27 @@ begin
         where a.id not in (select k.id from weir.ack_many(acks, consumer) as k (id));
     end if;
 
-    if w.expired and max_messages > 0 then
+    if expired and max_messages > 0 then
         select l.* into taken from weir.take_over(w.group_id, w.topic_id, w.max_attempts, w.split_after, consumer, lease) as l;
         if taken.id is not null then
             return query select 'takeover', taken.id, taken.low, taken.high, taken.attempt;
             return;
         end if;
         -- A peer won, or the range was split into deliveries.
-        w.due := true;
+        due := true;
     end if;
 
-    if w.due and max_messages > 0 then
+    if due and max_messages > 0 then
         for taken in
             select d.* from weir.claim_deliveries(w.group_id, w.max_attempts, consumer, max_messages, lease, max_bytes) as d
         loop
             max_messages := max_messages - 1;
-            max_bytes := greatest(1, max_bytes - taken.bytes);
+            max_bytes := max_bytes - taken.bytes;
             return query select 'retry', taken.lease_id, taken.message_id - 1, taken.message_id, taken.attempt;
         end loop;
     end if;
 
-    if w.claimed < settled and max_messages > 0 then
+    if w.claimed < settled and max_messages > 0 and max_bytes > 0 then
         select l.* into taken
         from weir.claim_range(w.group_id, w.topic_id, w.format, settled, consumer, max_messages, lease, max_bytes) as l;
         if taken.id is not null then

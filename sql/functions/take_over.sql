@@ -3,7 +3,8 @@
 -- has expired.
 --
 -- A range that was taken over split_after times, or has one attempt left, is split instead: each of its messages becomes a
--- delivery that is due at once, so that one that brings its process down takes no neighbour with it.
+-- delivery that is due at once and a suspect (weir.claim_deliveries), so that one that brings its process down takes no
+-- neighbour with it.
 --
 -- Locks: one row of weir.lease (skips those that others have). Index: lease_expiry.
 create or replace function weir.take_over(
@@ -34,8 +35,8 @@ begin
 
     if expired.attempt > split_after or expired.attempt >= greatest(max_attempts - 1, 1) then
         execute format(
-            'insert into weir.delivery (group_id, message_id, state, due_at, attempt, key, headers, %s, produced_at, errors)
-             select $1, id, ''ready'', $5, $6, key, headers, payload, produced_at, $7
+            'insert into weir.delivery (group_id, message_id, state, due_at, attempt, suspect, key, headers, %s, produced_at, errors)
+             select $1, id, ''ready'', $5, $6, true, key, headers, payload, produced_at, $7
              from weir.%I
              where id > $2 and id <= $3 and id <> all ($4)
              on conflict do nothing',

@@ -110,6 +110,8 @@ create table weir.delivery (
     due_at timestamptz not null,
     -- attempts begun
     attempt int not null,
+    -- its last lease expired: it may be what brought its process down, so a consumer gets one of its kind at a time
+    suspect boolean not null default false,
     lease_id bigint,
     consumer text,
     key text,
@@ -124,5 +126,6 @@ create table weir.delivery (
     constraint delivery_leased check ((state = 'leased') = (lease_id is not null))
 ) with (fillfactor = 70);
 create index delivery_due on weir.delivery (group_id, due_at) where state <> 'dead';
+create index delivery_suspect on weir.delivery (group_id, due_at) where suspect and state <> 'dead';
 create unique index delivery_lease on weir.delivery (lease_id) where lease_id is not null;
 create index delivery_dead on weir.delivery (group_id, message_id) where state = 'dead';
