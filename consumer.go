@@ -38,6 +38,9 @@ type ConsumerOptions struct {
 	// PollInterval is the longest time between two looks for messages, 10 ms to 1 min. Default 1 s. Wake-ups, and the
 	// poll's own shorter steps after activity, come before it.
 	PollInterval time.Duration
+	// BlockedAfter is how long messages may wait for an open transaction that produced before them until the consumer logs a
+	// warning that names it, and again each minute. Default 10 s, negative: never.
+	BlockedAfter time.Duration
 	// Name identifies the consumer in leases. Default: host, process id and a random part. It must be unique to this run.
 	Name string
 }
@@ -77,6 +80,7 @@ func (o ConsumerOptions) complete(batch bool) (ConsumerOptions, error) {
 		{"Lease", &o.Lease, 15 * time.Second, 100 * time.Millisecond, 24 * time.Hour, false},
 		{"HandlerTimeout", &o.HandlerTimeout, time.Minute, time.Millisecond, 1 << 62, true},
 		{"StopTimeout", &o.StopTimeout, 10 * time.Second, time.Millisecond, 1 << 62, true},
+		{"BlockedAfter", &o.BlockedAfter, 10 * time.Second, time.Millisecond, 1 << 62, true},
 		{"PollInterval", &o.PollInterval, time.Second, 10 * time.Millisecond, time.Minute, false},
 	}
 	for _, f := range durations {

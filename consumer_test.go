@@ -545,6 +545,71 @@ func TestPoisonousMessage(t *testing.T) {
 	}
 }
 
+// Of the retries that a dead process held, the next ones get one each at a time, and only one that was held so is dead when
+// its last attempt expires too.
+func TestSuspectsAreHandedOutOneAtATime(t *testing.T) {
+	t.Parallel()
+	c, dsn := open(t, nil)
+	topicAndGroup(t, c, "t", "g", nil, &weir.GroupOptions{MaxAttempts: 2, RetryDelay: -1})
+	ids := produced(t, c, "t", numbers(4)...)
+	conn := connect(t, dsn)
+	first := claimOne(t, conn, "t", "g", "a", 10, "1 hour")
+	for _, id := range ids {
+		if !value[bool](t, conn, "select weir.fail($1, 'a', $2, 'no')", first.ID, id) {
+			t.Fatal("a failure was refused")
+		}
+	}
+	if !ack(t, conn, first.ID, "a") {
+		t.Fatal("the acknowledgement was refused")
+	}
+	if got := claim(t, conn, "t", "g", "a", 10, "1 hour"); len(got) != 4 || got[0].Attempt != 2 {
+		t.Fatalf("a claimed %+v, want four last attempts", got)
+	}
+	lapse := func() {
+		t.Helper()
+		execute(t, conn, "update weir.delivery set due_at = clock_timestamp() where state = 'leased'")
+	}
+	lapse()
+	b := claimOne(t, conn, "t", "g", "b", 10, "1 hour")
+	if b.Attempt != 2 {
+		t.Errorf("b claimed %+v, want attempt 2 again", b)
+	}
+	if got := claim(t, conn, "t", "g", "b", 10, "1 hour"); len(got) != 0 {
+		t.Errorf("b, which has one, claimed %+v too", got)
+	}
+	other := claimOne(t, conn, "t", "g", "c", 10, "1 hour")
+	if other.High == b.High {
+		t.Errorf("c claimed %+v, which b has", other)
+	}
+	if !ack(t, conn, b.ID, "b") {
+		t.Error("b's acknowledgement was refused")
+	}
+	b = claimOne(t, conn, "t", "g", "b", 10, "1 hour")
+	// A failure is told apart from a death: the message is dead with its own error.
+	if !value[bool](t, conn, "select weir.fail($1, 'b', $2, 'its own')", b.ID, b.High) {
+		t.Error("b's failure was refused")
+	}
+	lapse() // c dies with its one
+	last := claimOne(t, conn, "t", "g", "b", 10, "1 hour")
+	if last.High == b.High || last.High == other.High || !ack(t, conn, last.ID, "b") {
+		t.Errorf("b claimed %+v, want the one that is left", last)
+	}
+	dead, err := c.DeadLetters(t.Context(), "t", "g", 0, 10)
+	noError(t, err)
+	if len(dead) != 2 {
+		t.Fatalf("dead letters are %+v, want two", dead)
+	}
+	for _, d := range dead {
+		want := map[int64]string{b.High: "its own", other.High: "its lease expired"}[d.ID]
+		if want == "" || !strings.Contains(d.Error, want) || d.Attempt != 2 {
+			t.Errorf("dead letter is %+v, want %q", d, want)
+		}
+	}
+	if g := group(t, c, "t", "g"); g.Retrying != 0 {
+		t.Errorf("group is %+v, want nothing left", g)
+	}
+}
+
 func TestCrashedConsumersWorkIsTakenOver(t *testing.T) {
 	t.Parallel()
 	c, dsn := open(t, nil)

@@ -1,6 +1,7 @@
 package weir_test
 
 import (
+	"context"
 	"flag"
 	"os"
 	"path/filepath"
@@ -8,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/weirhq/weir/internal/pgtest"
 	"github.com/weirhq/weir/sql"
@@ -57,12 +61,18 @@ func TestSQLDocument(t *testing.T) {
 	server := pgtest.Shared(t)
 	_, dsn := open(t, nil)
 	t.Cleanup(func() {
-		// Roles belong to the server, not to the database.
-		if err := server.Exec(t.Context(), "postgres", "drop role if exists shop"); err != nil {
-			t.Log(err)
+		// Roles belong to the server, and what they were granted to the database.
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		conn, err := pgx.Connect(ctx, dsn)
+		if err == nil {
+			_, err = conn.Exec(ctx, "drop owned by shop; drop role shop")
+			_ = conn.Close(ctx)
+		}
+		if err != nil {
+			t.Logf("dropping the role shop: %v", err)
 		}
 	})
-	t.Cleanup(func() { execute(t, connect(t, dsn), "drop owned by shop") })
 
 	ran := 0
 	var replaced []block

@@ -59,11 +59,11 @@ var sentinels = map[string]error{
 	"WE010": ErrLeaseLost,
 	"WE011": ErrNoMessage,
 	"25006": ErrStandby, // COPY during recovery
-	"22P02": ErrFormat, // not JSON
-	"22P05": ErrFormat, // \u0000 in jsonb
-	"22021": ErrFormat, // invalid in the database's encoding
-	"22003": ErrFormat, // a number that jsonb cannot hold
-	"22023": ErrFormat, // headers that are no object, and the like
+	"22P02": ErrFormat,  // not JSON
+	"22P05": ErrFormat,  // \u0000 in jsonb
+	"22021": ErrFormat,  // invalid in the database's encoding
+	"22003": ErrFormat,  // a number that jsonb cannot hold
+	"22023": ErrFormat,  // headers that are no object, and the like
 }
 
 // serverError is an error of the server that one of the sentinels stands for.

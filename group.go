@@ -50,6 +50,9 @@ type Group struct {
 // CreateGroup creates a consumer group on a topic. One of that name that exists is left as it is, so that any number of
 // processes may call it at once. Names are as for topics. Errors: ErrTopicNotFound, ErrInvalid, ErrConflict.
 func (c *Client) CreateGroup(ctx context.Context, topic, group string, o *GroupOptions) error {
+	if err := checkName("group", group); err != nil {
+		return wrap(err, "create group %q on topic %q", group, topic)
+	}
 	if o == nil {
 		o = &GroupOptions{}
 	}

@@ -10,4 +10,11 @@ const (
 	logLease    = "lease_id"
 	logAttempt  = "attempt"
 	logCount    = "count"
+	// of a transaction that others wait for
+	logPID         = "pid"
+	logGID         = "gid"
+	logAge         = "age"
+	logState       = "state"
+	logApplication = "application"
+	logQuery       = "query"
 )

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/weirhq/weir/sql"
 )
@@ -87,17 +86,21 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 	if now == want {
 		return nil
 	}
-	standby := errors.New("a standby cannot be written to")
-	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		var isolation string
-		var standby bool
-		var server int
-		if err := tx.QueryRow(ctx, c.text("begin")).Scan(&isolation, &standby, &server); err != nil {
-			return err
-		}
-		if server < minServer {
-			return fmt.Errorf("%w: it is PostgreSQL %d, Weir needs 14 or later", ErrServer, server/10000)
-		}
+	var (
+		isolation string
+		standby   bool
+		server    int
+	)
+	if err := c.pool.QueryRow(ctx, c.text("begin")).Scan(&isolation, &standby, &server); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
+	if server < minServer {
+		return fmt.Errorf("migrate: %w: it is PostgreSQL %d, Weir needs 14 or later", ErrServer, server/10000)
+	}
+	if standby {
+		return fmt.Errorf("migrate: %w: connect to the primary, for example with target_session_attrs=read-write", ErrStandby)
+	}
+	err = pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 		run := func(text string) error {
 			// A file has several statements: the simple protocol takes them as they are.
 			_, err := tx.Conn().PgConn().Exec(ctx, text).ReadAll()
@@ -148,10 +151,6 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 		_, err := tx.Exec(ctx, c.text("migrate_record"), want.version, want.compatible, want.functions)
 		return err
 	})
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "25006" {
-		return fmt.Errorf("migrate: %w: %w: connect to the primary, for example with target_session_attrs=read-write", ErrStandby, err)
-	}
 	if err != nil {
 		return fmt.Errorf("migrate schema %q: %w", c.schema, err)
 	}

@@ -143,6 +143,8 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 		idle     time.Duration // how long to wait when nothing happens
 		failures int
 		warned   time.Time
+		blocked  time.Time // since when messages wait for the fence, without a break
+		told     time.Time
 	)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -171,6 +173,15 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 			if failures > 0 {
 				r.c.log.Info("consumer reaches its group again", logTopic, r.k.topic, logGroup, r.k.group, logConsumer, r.k.o.Name)
 				failures, warned = 0, time.Time{}
+			}
+			switch now := time.Now(); {
+			case !waiting:
+				blocked, told = time.Time{}, time.Time{}
+			case blocked.IsZero():
+				blocked = now
+			case r.k.o.BlockedAfter > 0 && now.Sub(blocked) > r.k.o.BlockedAfter && now.Sub(told) > time.Minute:
+				r.warnBlocked(blocked)
+				told = now
 			}
 			switch {
 			case got:

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -51,6 +53,9 @@ type Topic struct {
 //
 // name has 1 to 200 characters, no control characters, and no space at either end. Errors: ErrInvalid, ErrConflict.
 func (c *Client) CreateTopic(ctx context.Context, name string, o *TopicOptions) error {
+	if err := checkName("topic", name); err != nil {
+		return wrap(err, "create topic %q", name)
+	}
 	options := map[string]any{}
 	if o != nil {
 		if o.Format != "" {
@@ -99,6 +104,14 @@ func (c *Client) topicList(ctx context.Context, name any) (list []Topic, err err
 		return err
 	})
 	return list, wrap(err, "list topics")
+}
+
+// checkName refuses what the server cannot even take as text; weir.check_name has the rest of the rules.
+func checkName(field, name string) error {
+	if !utf8.ValidString(name) || strings.ContainsRune(name, 0) {
+		return invalid(field, fmt.Sprintf("%q", name), "it must be valid UTF-8 without NUL")
+	}
+	return nil
 }
 
 // topicInfo is what a client keeps of a topic.

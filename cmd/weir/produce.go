@@ -422,11 +422,9 @@ func (p *producer) startBar(size int64) {
 	p.began = time.Now()
 	p.bar = progressbar.NewOptions64(size,
 		progressbar.OptionSetWriter(p.g.err),
-		progressbar.OptionShowBytes(true),
-		progressbar.OptionShowCount(),
+		progressbar.OptionSetWidth(24),
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish(),
-		progressbar.OptionFullWidth(),
 	)
 }
 

@@ -26,6 +26,7 @@ var commands = []func(*global) *cobra.Command{
 	groupCommand,
 	consumeCommand,
 	deadCommand,
+	blockersCommand,
 	checkCommand,
 	versionCommand,
 }

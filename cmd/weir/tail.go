@@ -153,10 +153,10 @@ func (t *tail) run(ctx context.Context) error {
 				continue
 			}
 			if waited := time.Since(began); waited > settlePatience {
-				return fmt.Errorf("ended after id %d: there are ids up to %d, but a transaction that is still open holds the settled head at %d; the view %s.blockers names it",
-					t.after, t.topic.Head, settled, t.schema())
+				return fmt.Errorf("ended after id %d: there are ids up to %d, but a transaction that is still open holds the settled head at %d; \"weir blockers\" names it",
+					t.after, t.topic.Head, settled)
 			} else if waited > settleNote && !noted {
-				t.g.note("waiting at id %d for a transaction that is still open; the view %s.blockers names it", t.after, t.schema())
+				t.g.note(`waiting at id %d for a transaction that is still open; "weir blockers" names it`, t.after)
 				noted = true
 			}
 		}
@@ -167,13 +167,6 @@ func (t *tail) run(ctx context.Context) error {
 		}
 		idle = min(2*idle, 250*time.Millisecond)
 	}
-}
-
-func (t *tail) schema() string {
-	if t.g.schema == "" {
-		return "weir"
-	}
-	return t.g.schema
 }
 
 func (t *tail) print(m *weir.Received[[]byte]) error {

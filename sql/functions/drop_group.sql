@@ -16,7 +16,10 @@ begin
     if dropped is null then
         return false;
     end if;
-    -- The cursor first: claims wait for it, and then find it gone.
+    -- Leases before the cursor, as in weir.poll; again after it, for what was claimed meanwhile. Later claims wait for the
+    -- cursor and then find it gone.
+    delete from weir.lease as l where l.group_id = dropped;
+    delete from weir.delivery as d where d.group_id = dropped;
     delete from weir.cursor as c where c.group_id = dropped;
     delete from weir.lease as l where l.group_id = dropped;
     delete from weir.delivery as d where d.group_id = dropped;

@@ -28,6 +28,8 @@ begin
         from weir.segment as s
         where s.topic_id = extend_log.topic_id;
         exit when last.high > need + size;
+        -- Made already by a transaction that this one's snapshot (REPEATABLE READ) does not show.
+        exit when to_regclass(format('weir.log_%s_%s', topic_id, last.number + 1)) is not null;
         execute format(
             'create table weir.log_%1$s_%2$s (like weir.log_%1$s including defaults including constraints including storage)',
             topic_id, last.number + 1);

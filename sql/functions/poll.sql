@@ -65,7 +65,7 @@ begin
 
     select
         t.id as topic_id, t.format, t.sequence, t.segment_size, g.id as group_id, g.max_attempts, g.split_after, c.claimed,
-        f.bound, f.pending, f.observed_at, f.looked,
+        f.bound, f.pending, f.reached, f.observed_at, f.looked,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
         (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
@@ -77,7 +77,7 @@ begin
     left join weir.consumer_group as g on g.topic_id = t.id and g.name = poll.grp
     left join weir.cursor as c on c.group_id = g.id
     left join lateral (
-        select max(r.bound) as bound, max(r.pending) as pending, bool_or(r.looked) as looked,
+        select max(r.bound) as bound, max(r.pending) as pending, max(r.reached) as reached, bool_or(r.looked) as looked,
             min(r.observed_at) filter (where r.pending is not null) as observed_at
         from weir.fence_rows as r
         where r.topic_id = t.id
@@ -97,8 +97,8 @@ begin
     -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
     if w.claimed + max_messages >= settled then
         drawn := case when own_transaction then coalesce(pg_sequence_last_value(w.sequence), 0) else weir.drawn(w.topic_id) end;
-        if drawn < settled then
-            perform weir.check_sequence(w.topic_id, settled, drawn);
+        if drawn < w.reached then
+            perform weir.check_sequence(w.topic_id, w.reached, weir.drawn(w.topic_id));
         end if;
         -- A pair that waits is left alone, but for the second resort: something has held back xmin for a while. Is it a
         -- producer of this topic?

@@ -42,13 +42,16 @@ begin
 end
 $$;
 
--- weir.producing_to(topic, bytes): the topic of that name, when it takes such payloads.
+-- weir.producing_to(topic, bytes): the topic of that name, when it takes such payloads. Refuses to draw ids of a sequence
+-- that was left behind.
 create or replace function weir.producing_to(topic text, bytes boolean) returns weir.topic
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     into_topic weir.topic;
+    reached bigint;
+    drawn bigint;
 begin
     perform weir.check_primary();
     into_topic := weir.topic_named(topic);
@@ -56,6 +59,16 @@ begin
         raise exception 'topic % has format %', quote_literal(topic), into_topic.format
             using errcode = 'WE005',
                   hint = format('Use weir.produce%s() or weir.produce_many%1$s() for it.', case when not bytes then '_bytes' end);
+    end if;
+    -- Before the insert, which would fail on the key of an id that is issued again, and not say why.
+    select max(r.reached) into reached from weir.fence_rows as r where r.topic_id = into_topic.id;
+    drawn := coalesce(pg_sequence_last_value(into_topic.sequence), 0);
+    if drawn = 0 then
+        -- Nobody may have been there yet but whoever copied the log.
+        execute format('select greatest($1, max(l.id)) from weir.log_%s as l', into_topic.id) into reached using reached;
+    end if;
+    if drawn < reached then
+        perform weir.check_sequence(into_topic.id, reached, drawn);
     end if;
     return into_topic;
 end
@@ -72,9 +85,11 @@ declare
     settled bigint;
     room bigint;
 begin
-    select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
+    -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache. With what is
+    -- recorded, not with what this snapshot proves: to that, this transaction's own messages look decided.
+    select max(f.settled) into settled from weir.fence as f where f.topic_id = into_topic.id;
     if first_id <= settled then
-        perform weir.check_sequence(into_topic.id, settled, first_id);
+        perform weir.check_sequence(into_topic.id, settled, first_id - 1);
     end if;
     select s.high - last_id into room from weir.segment as s where s.topic_id = into_topic.id order by s.high desc limit 1;
     if room < into_topic.segment_size then

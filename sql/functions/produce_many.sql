@@ -74,10 +74,17 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     into_topic weir.topic := weir.topic_named(topic);
-    drawn bigint := weir.drawn(into_topic.id);
+    reached bigint;
+    drawn bigint;
     room bigint;
 begin
     perform weir.check_range('messages', messages, 1, 1000000000);
+    -- COPY itself checks nothing.
+    select max(r.reached) into reached from weir.fence_rows as r where r.topic_id = into_topic.id;
+    drawn := weir.drawn(into_topic.id);
+    if drawn < reached then
+        perform weir.check_sequence(into_topic.id, reached, weir.drawn(into_topic.id));
+    end if;
     select s.high - drawn into room from weir.segment as s where s.topic_id = into_topic.id order by s.high desc limit 1;
     if room < messages + into_topic.segment_size then
         -- With messages to spare, whoever is at it already will be done in time.

@@ -3,7 +3,8 @@
 -- topic_id  the topic
 -- head      its highest visible id, read by the caller in an EARLIER statement
 -- own_xid   true when this transaction had no xid at the time the head was read. Only then does its xid bound the owners
---           of the ids up to head; with an older xid, a producer with a larger one can own an id below head.
+--           of the ids up to head; with an older xid, a producer with a larger one can own an id below head. Where
+--           neither that nor a look is to be had, the xid of a subtransaction that begins here is the bound.
 -- look      also look for the producers at work (proof by lock); READ COMMITTED only
 --
 -- Returns the topic's settled head as of its last statement, the new pair included where it is proven already.
@@ -23,6 +24,7 @@ declare
     seen xid8[];
     chosen int;
     settled bigint;
+    later bigint;
 begin
     if settle.look then
         -- pg_locks is read once (materialized) and after the head. A producer that owns an id <= head either still holds
@@ -77,11 +79,30 @@ begin
         head = settle.head,
         xid = case when settle.own_xid then pg_current_xact_id() end,
         holders = seen,
-        boot = case when seen is not null then pg_postmaster_start_time() end,
+        boot = case when seen is not null then pg_postmaster_start_time() + hashtext(current_database()) * interval '1 us' end,
         observed_at = clock_timestamp()
     from weir.fence_rows as r
     where f.topic_id = settle.topic_id and f.slot = chosen
       and r.topic_id = f.topic_id and r.slot = f.slot;
+
+    if not settle.own_xid and not settle.look then
+        -- A block with a handler is a subtransaction. Its xid is drawn at its first write, after the head was read: above
+        -- every producer that owns an id <= head, as this transaction's own is not. It is for others to prove: this
+        -- transaction itself holds xmin below it.
+        begin
+            update weir.fence as f
+            set xid = null
+            where f.topic_id = settle.topic_id and f.slot = chosen
+            returning f.xmin::text::bigint into later;
+            update weir.fence as f
+            set xid = (n.xid - case when d.back > 2147483648 then d.back - 4294967296 else d.back end)::text::xid8
+            from (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as xid) as n
+            cross join lateral (select (n.xid - later) & 4294967295 as back) as d
+            where f.topic_id = settle.topic_id and f.slot = chosen;
+        exception
+            when case_not_found then raise;
+        end;
+    end if;
 
     -- A later statement: its snapshot judges the pair.
     select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = settle.topic_id;

@@ -94,8 +94,8 @@ from weir.deliveries as d
 where d.state = 'dead';
 
 -- weir.blockers: the transactions that keep a topic's settled head below its head: producers of that topic that have not
--- finished. pid is null and gid is set for a prepared transaction. waiting is the number of ids behind it, at most.
--- Another role's query is shown to members of pg_read_all_stats only.
+-- finished while later messages wait behind them. pid is null and gid is set for a prepared transaction. waiting is the number
+-- of ids behind it, at most. Another role's query is shown to members of pg_read_all_stats only.
 create or replace view weir.blockers as
 with holder as materialized (
     select l.relation, l.pid, l.virtualtransaction
@@ -104,17 +104,18 @@ with holder as materialized (
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
 )
 select
-    t.topic,
+    v.topic,
     h.pid,
     x.gid,
     clock_timestamp() - coalesce(a.xact_start, x.prepared) as age,
     case when h.pid is null then 'prepared' else a.state end as state,
     a.application_name as application,
     a.query,
-    t.head - t.settled as waiting
+    v.head - v.settled as waiting
 from holder as h
-join weir.topics as t on h.relation = to_regclass(t.sequence)
+join weir.topic as t on t.sequence = h.relation
+join weir.topics as v on v.id = t.id
 left join pg_stat_activity as a on a.pid = h.pid
 left join pg_prepared_xacts as x
     on h.pid is null and x.transaction::text = split_part(h.virtualtransaction, '/', 2)
-where h.pid is distinct from pg_backend_pid();
+where h.pid is distinct from pg_backend_pid() and v.head > v.settled;

@@ -1,0 +1,47 @@
+# make help lists the verbs.
+
+GOFUMPT     = go run mvdan.cc/gofumpt@v0.12.0
+STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ERRCHECK    = go run github.com/kisielk/errcheck@v1.30.0 -ignoretests
+
+# Of "go test": make test TESTFLAGS='-run TestFence -v'
+TESTFLAGS ?=
+# Of make bench: a workload, and its flags.
+WORKLOAD ?= drain
+
+.PHONY: help demo test race lint fmt bench check install
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: ## show what Weir promises, on a private server, and check that it held
+	@.ci/run need
+	go run ./cmd/weir demo
+
+test: ## run all tests, on private servers
+	@.ci/run need
+	go test $(TESTFLAGS) ./...
+	cd bench && go vet ./...
+
+race: ## the same with the race detector
+	@$(MAKE) --no-print-directory test TESTFLAGS='-race $(TESTFLAGS)'
+
+lint: ## check format, vet, staticcheck and errcheck
+	@files=$$($(GOFUMPT) -l .) && test -z "$$files" || { printf 'not formatted, run make fmt:\n%s\n' "$$files"; exit 1; }
+	go vet ./...
+	$(STATICCHECK) ./...
+	$(ERRCHECK) -exclude .errcheck ./...
+	cd bench && go vet ./... && $(STATICCHECK) ./... && $(ERRCHECK) -exclude ../.errcheck ./...
+
+fmt: ## format the Go files
+	$(GOFUMPT) -w .
+
+bench: ## run a benchmark: make bench WORKLOAD='drain --quick'
+	@.ci/run need
+	cd bench && go run . $(WORKLOAD)
+
+check: ## everything that a change must pass
+	.ci/run
+
+install: ## install the command weir
+	go install ./cmd/weir
