@@ -9,7 +9,7 @@ TESTFLAGS ?=
 # Of make bench: a workload, and its flags.
 WORKLOAD ?= drain
 
-.PHONY: help demo test race lint fmt bench check install
+.PHONY: help demo test race lint fmt bench model check install
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ fmt: ## format the Go files
 bench: ## run a benchmark: make bench WORKLOAD='drain --quick'
 	@.ci/run need
 	cd bench && go run . $(WORKLOAD)
+
+model: ## check the model of the fence, and that each broken variant of it fails
+	docs/model/run.sh
 
 check: ## everything that a change must pass
 	.ci/run

@@ -29,6 +29,7 @@ type waker struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+	sends   sync.WaitGroup
 
 	mu        sync.Mutex
 	closed    bool
@@ -51,7 +52,15 @@ func (w *waker) close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
+	// A hint that is on its way is let out, or nobody would hear of what a short-lived producer did before the next poll.
+	sent := make(chan struct{})
+	go func() { w.sends.Wait(); close(sent) }()
+	select {
+	case <-sent:
+	case <-time.After(time.Second):
+	}
 	w.cancel()
+	w.sends.Wait()
 	w.running.Wait()
 }
 
@@ -69,7 +78,7 @@ func (c *Client) Wake(topic string) {
 	w.dirty[topic] = true
 	if !w.sending {
 		w.sending = true
-		w.running.Go(w.send)
+		w.sends.Go(w.send)
 	}
 }
 

@@ -351,7 +351,7 @@ func (p program) counts() []int {
 }
 
 // eager makes the proof by lock the next thing after a poll that finds a pair.
-var eager = bug{name: "eager", edits: []edit{{"functions/poll.sql", "now_at - w.observed_at > interval '100 ms' and", "true and"}}}
+var eager = bug{name: "eager", edits: []edit{{"views/fence_rows.sql", "clock_timestamp() - f.observed_at > interval '100 ms' as overdue", "true as overdue"}}}
 
 // explore runs every schedule of a program, or those that choose gives, until one violates. It returns how many were run.
 func (l *lab) explore(p program, changes []bug, each func(counts []int, f func([]int) bool) bool) (n int, err error) {

@@ -29,6 +29,7 @@ var scenarios = map[string]func(b *bench, m mode){
 	"LookSavepoint":     lookSavepoint,
 	"LookAfterHead":     lookAfterHead,
 	"LookRepeatable":    lookRepeatable,
+	"LookInTransaction": lookInTransaction,
 	"KeptPair":          keptPair,
 	"UnrelatedOpen":     unrelatedOpen,
 	"FenceNotWaitedFor": fenceNotWaitedFor,
@@ -375,6 +376,33 @@ func lookRepeatable(b *bench, m mode) {
 	p.do("commit")
 	c.take(plain)
 	c.do("commit")
+	b.drain(m)
+}
+
+// lookInTransaction: a look in a transaction that stays open takes nothing from what others see proven meanwhile.
+func lookInTransaction(b *bench, m mode) {
+	p, c, d := b.session("p"), b.session("c"), b.session("d")
+	p.do("begin")
+	p.produce()
+	c.take(m)
+	b.session("q").produce()
+	c.take(m)
+	b.until("the pair is old enough", func() bool {
+		return value[bool](b.sessions[0], "select bool_or(pending is not null and overdue) or max(bound) > 0 from weir.fence_rows")
+	})
+	r := b.session("r")
+	r.do("begin")
+	r.produce()
+	b.session("q").produce()
+	d.do("begin")
+	d.take(plain)
+	p.do("commit")
+	before := b.settled()
+	d.do("commit")
+	if after := b.settled(); after < before {
+		b.failf("fall: the settled head went from %d to %d", before, after)
+	}
+	r.do("commit")
 	b.drain(m)
 }
 

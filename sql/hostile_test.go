@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,17 +28,25 @@ import (
 // The tests of this file put the log under settings, failures and operations that it does not choose: other isolation
 // levels, standbys, dumps, replicas, altered sequences, crashes. Each must end right or with an error that says what to do.
 
-// install makes a database with one topic and one group.
+// install makes a database with one topic and one group. The first of a server is the template of the others.
 func install(t testing.TB, server *pgtest.Server, database string) {
 	t.Helper()
-	migrate(t, server, database)
-	for _, text := range []string{
-		`select weir.create_topic('t', '{"segment_size": 1000}')`,
-		`select weir.create_group('t', 'g', '{"max_attempts": 3, "retry_delay": "0 s"}')`,
-	} {
-		if err := server.Exec(context.Background(), database, text); err != nil {
-			t.Fatal(err)
+	ctx := context.Background()
+	err := server.Exec(ctx, "postgres", "create database "+database+" template installed")
+	if code(err) == "3D000" {
+		migrate(t, server, "installed")
+		for _, text := range []string{
+			`select weir.create_topic('t', '{"segment_size": 1000}')`,
+			`select weir.create_group('t', 'g', '{"max_attempts": 3, "retry_delay": "0 s"}')`,
+		} {
+			if err := server.Exec(ctx, "installed", text); err != nil {
+				t.Fatal(err)
+			}
 		}
+		err = server.Exec(ctx, "postgres", "create database "+database+" template installed")
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -132,7 +143,7 @@ func (r *rise) look() {
 		r.b.failf("fall: the settled head went from %d to %d", r.settled, now)
 	}
 	r.settled = now
-	rows, err := r.b.watch.Query(context.Background(), "select g.name, c.claimed from weir.cursor as c join weir.consumer_group as g on g.id = c.group_id")
+	rows, err := r.b.watch.Query(context.Background(), "select t.name || '/' || g.name, c.claimed from weir.cursor as c join weir.consumer_group as g on g.id = c.group_id join weir.topic as t on t.id = g.topic_id")
 	if err != nil {
 		r.b.failf("cursors: %w", err)
 	}
@@ -169,6 +180,12 @@ func (s *session) obey(hint string) {
 	}
 	text, _, _ = strings.Cut(text, ";")
 	s.do(text)
+}
+
+// expire ends all leases.
+func (s *session) expire() {
+	s.do("update weir.lease set expires_at = clock_timestamp()")
+	s.do("update weir.delivery set due_at = clock_timestamp() where state = 'leased'")
 }
 
 // looked takes turns that take nothing until the fence waits for the producers that it has seen.
@@ -208,7 +225,7 @@ func TestDump(t *testing.T) {
 	ctx := context.Background()
 	source := pgtest.New(t, &pgtest.Options{Fast: true})
 	other := pgtest.New(t, &pgtest.Options{Fast: true})
-	burn(t, source, 20_000)
+	burn(t, source, 5_000)
 	for i, seen := range []bool{false, true} {
 		database := fmt.Sprintf("source_%d", i)
 		install(t, source, database)
@@ -259,20 +276,21 @@ func TestDump(t *testing.T) {
 					on(t, server, name, func(b *bench) { goOn(b, m, got, open) })
 				})
 			}
-			if i == 0 {
+			if seen {
+				restored("lower xids", other, own, "read committed")
+				restored("same cluster", source, own, "read committed")
+			} else {
 				restored("lower xids", other, own, "repeatable read")
 			}
-			restored("lower xids", other, own, "read committed")
 			restored("lower xids", other, plain, "read committed")
-			restored("same cluster", source, own, "read committed")
 			restored("same cluster", source, plain, "read committed")
-			if i == 1 {
-				burn(t, other, 60_000)
+			if seen {
+				burn(t, other, 15_000)
 				restored("higher xids", other, own, "read committed")
 				restored("higher xids", other, plain, "serializable")
 			}
 			p.do("commit")
-			b.expire()
+			c.expire()
 			b.drain(own)
 		})
 	}
@@ -299,7 +317,7 @@ func goOn(b *bench, m mode, got map[int64]int, open int64) {
 	}
 	r := b.rise()
 	r.look()
-	b.expire()
+	c.expire()
 	began := time.Now()
 	for len(b.got) < 11 { // also while the original's producer goes on
 		c.take(m)
@@ -346,14 +364,13 @@ func goOn(b *bench, m mode, got map[int64]int, open int64) {
 func TestManySubtransactions(t *testing.T) {
 	l := newLab(t)
 	for _, m := range modes {
-		for _, byLock := range []bool{false, true} {
-			for _, end := range []string{"commit", "rollback", "prepare"} {
-				t.Run(fmt.Sprintf("savepoints/%v/by lock %v/%s", m, byLock, end), func(t *testing.T) {
-					if err := l.play(func(b *bench) { manySavepoints(b, m, byLock, end) }, nil); err != nil {
-						t.Error(err)
-					}
-				})
-			}
+		for i, end := range []string{"commit", "rollback", "prepare"} {
+			byLock := i > 0 || m == own
+			t.Run(fmt.Sprintf("savepoints/%v/by lock %v/%s", m, byLock, end), func(t *testing.T) {
+				if err := l.play(func(b *bench) { manySavepoints(b, m, byLock, end) }, nil); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 		t.Run("copy/"+m.String(), func(t *testing.T) {
 			if err := l.play(func(b *bench) { bigCopy(b, m) }, nil); err != nil {
@@ -623,7 +640,7 @@ func TestCrash(t *testing.T) {
 					}
 					return got
 				}
-				for round := range 3 {
+				for round := range 2 {
 					p, c := b.session("p"), b.session("c")
 					for range 10 {
 						produce(p, false)
@@ -666,7 +683,7 @@ func TestCrash(t *testing.T) {
 					b.until("all that is stored is handled", func() bool {
 						turn(c)
 						r.look()
-						b.expire()
+						p.expire()
 						for v := range stored {
 							if handled[v] == 0 {
 								return false
@@ -697,7 +714,7 @@ func TestCrash(t *testing.T) {
 					if handled[fmt.Sprint(n)] != 1 {
 						b.failf("a message after burned ids was not handed out in two polls; settled %d, before %d", b.settled(), before)
 					}
-					b.expire()
+					p.expire()
 					fit("at the end of a round")
 				}
 			})
@@ -736,6 +753,7 @@ func TestSequence(t *testing.T) {
 		"BackToSettled":  backToSettled,
 		"BackUnderLog":   backUnderLog,
 		"BackWhileAt":    backWhileAt,
+		"SeenAtWork":     seenAtWork,
 		"BackBeforeCopy": backBeforeCopy,
 	}
 	for name, scenario := range scenarios {
@@ -837,7 +855,7 @@ func (b *bench) mend(c *session) {
 	for range 3 {
 		_, err := c.tryPoll(plain, 100)
 		if err == nil {
-			b.expire()
+			c.expire()
 			return
 		}
 		if code(err) != "WE007" {
@@ -958,6 +976,26 @@ func backWhileAt(b *bench, m mode) {
 	b.drain(m)
 }
 
+// seenAtWork: a producer that draws many ids, some of them below a head that waits for it, is not taken for one whose
+// sequence was set back.
+func seenAtWork(b *bench, m mode) {
+	p, l, c := b.session("p"), b.session("l"), b.session("c")
+	l.do("create function public.slow() returns trigger language plpgsql as 'begin perform pg_advisory_xact_lock_shared(42); return new; end'")
+	l.do("create trigger slow before insert on weir.log_1 for each row when (new.key = 'slow') execute function public.slow()")
+	l.do("select pg_advisory_lock(42)")
+	p.do("begin")
+	producing := p.begin("select weir.produce_many('t', '{1,2,3}', '{a,slow,b}')")
+	producing.mustBlock()
+	b.session("q").produce()
+	b.looked(c, m)
+	l.do("select pg_advisory_unlock(42)")
+	producing.end()
+	p.produce()
+	c.take(m)
+	p.do("commit")
+	b.drain(m)
+}
+
 // backBeforeCopy: the client's COPY asks for room first, and is refused there.
 func backBeforeCopy(b *bench, m mode) {
 	ctx := context.Background()
@@ -1007,7 +1045,10 @@ func again(err error) bool { return code(err) == "40001" || code(err) == "40P01"
 func TestCallerTransaction(t *testing.T) {
 	l := newLab(t)
 	for _, level := range levels {
-		for _, before := range []string{"nothing", "a write", "a produce", "a savepoint"} {
+		for i, before := range []string{"nothing", "a write", "a produce", "a savepoint"} {
+			if i > 1 && level == "serializable" { // which reads as repeatable read does
+				continue
+			}
 			t.Run(level+"/"+before, func(t *testing.T) {
 				if err := l.play(func(b *bench) {
 					b.watch.Exec(context.Background(), "create table public.other (n int)")
@@ -1305,7 +1346,7 @@ func longSnapshot(b *bench) {
 	}
 	end(p, "select weir.produce('t', '1')", "select weir.produce_many('t', array_fill('1'::json, array[700]))", "select weir.produce('t', '1')")
 	end(c, "select weir.claim('t', 'g', 'c', 1)")
-	b.expire()
+	c.expire()
 	b.drain(own)
 }
 
@@ -1321,17 +1362,17 @@ func library(t *testing.T, server *pgtest.Server, database string) {
 	if err := client.CreateTopic(ctx, "t", &weir.TopicOptions{SegmentSize: 1000}); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.CreateGroup(ctx, "t", "g", nil); err != nil {
+	if err := client.CreateGroup(ctx, "t", "g", &weir.GroupOptions{RetryDelay: -1}); err != nil {
 		t.Fatal(err)
 	}
-	const producers, each = 4, 100
+	const producers, each = 4, 50
 	var mu sync.Mutex
 	handled := map[int]int{}
 	all := make(chan struct{})
 	handler := weir.Handle(func(_ context.Context, m *weir.Received[int]) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if m.Value%50 == 0 && m.Attempt == 1 {
+		if m.Value%20 == 0 && m.Attempt == 1 {
 			return errors.New("not yet")
 		}
 		handled[m.Value]++
@@ -1384,3 +1425,598 @@ func library(t *testing.T, server *pgtest.Server, database string) {
 		})
 	})
 }
+
+// TestStandby: a standby hands nothing out and says where to go; it can be read up to the settled head, by a reader that
+// keeps its own position, while the primary is at work; promoted, it goes on.
+func TestStandby(t *testing.T) {
+	ctx := context.Background()
+	primary := pgtest.New(t, &pgtest.Options{Fast: true})
+	install(t, primary, "log")
+	folder := filepath.Join(filepath.Dir(primary.DataDir()), "standby")
+	pipe(t, primary, nil, "pg_basebackup", "-D", folder, "-R", "--checkpoint=fast", "--no-sync")
+	standby := pgtest.New(t, &pgtest.Options{Fast: true, DataDir: folder})
+
+	var got map[int64]int
+	var prepared, before int64
+	on(t, primary, "log", func(b *bench) {
+		p, q, c := b.session("p"), b.session("q"), b.session("c")
+		arrived := func(s *bench) {
+			q.do("select pg_current_xact_id()") // what nobody waited for reaches the disk with it
+			at := value[string](q, "select pg_current_wal_lsn()::text")
+			s.until("the standby has what the primary has", func() bool {
+				return value[bool](s.sessions[0], "select pg_last_wal_replay_lsn() >= $1::text::pg_lsn", at)
+			})
+		}
+		for range 5 {
+			p.produce()
+		}
+		c.take(own)
+		p.do("begin")
+		open := p.produce()
+		q.produce()
+		c.poll(own, 0)
+		on(t, standby, "log", func(s *bench) {
+			arrived(s)
+			reader := s.session("reader")
+			read := func(after int64) []int64 {
+				return value[[]int64](reader, "select coalesce(array_agg(id), '{}') from weir.read('t', $1, 1000)", after)
+			}
+			for _, text := range []string{
+				"select * from weir.claim('t', 'g', 'c')",
+				"select * from weir.poll('t', 'g', 'c', 100, '15 s', 1000000, null, true)",
+				"select * from weir.poll('t', 'g', 'c', 100, '15 s', 1000000, '{1}', false)",
+				"select weir.produce('t', '1')", "select weir.produce_many('t', '{1}')",
+				"select weir.seek('t', 'g', '\"head\"')", "select weir.redrive('t', 'g')", "select weir.purge('t', 'g')",
+				"select weir.create_topic('u')", "select weir.create_group('t', 'h')", "select weir.drop_group('t', 'g')", "select weir.drop_topic('t')",
+			} {
+				hint := s.expect(reader.try(text), "WE006", text)
+				if !strings.Contains(hint, "primary") {
+					s.failf("the hint does not name the primary: %s", hint)
+				}
+			}
+			client, err := weir.Open(ctx, standby.DSN("log"), nil)
+			if err != nil {
+				s.failf("open: %w", err)
+			}
+			defer client.Close()
+			if _, err := client.Produce(ctx, "t", weir.Message{Payload: 1}); !errors.Is(err, weir.ErrStandby) {
+				s.failf("produce by the library: %w", err)
+			}
+			if n, err := client.Copy(ctx, "t", func(yield func(weir.Message, error) bool) { yield(weir.Message{Payload: 1}, nil) }); !errors.Is(err, weir.ErrStandby) {
+				s.failf("copy of %d by the library: %w", n, err)
+			}
+			if list, err := client.Read(ctx, "t", 0, 10); err != nil || len(list) != 5 {
+				s.failf("the library read %d messages, not 5: %w", len(list), err)
+			}
+
+			r := s.rise()
+			r.look()
+			if ids := read(0); !slices.Equal(ids, []int64{1, 2, 3, 4, 5}) {
+				s.failf("read %v, and %d is open", ids, open)
+			}
+			b.looked(c, own)
+			arrived(s)
+			if ids := read(5); len(ids) > 0 {
+				s.failf("read %v, and %d is open", ids, open)
+			}
+			r.look()
+			p.do("commit")
+			q.produce()
+			c.take(own) // the pair is proven by what arrives
+
+			// Many producers, and a reader that never looks back.
+			var work sync.WaitGroup
+			var left atomic.Int64
+			for i := range 4 {
+				w := b.session(fmt.Sprintf("w%d", i))
+				left.Add(1)
+				work.Go(func() {
+					defer left.Add(-1)
+					for n := range 40 {
+						_ = w.try("begin")
+						_ = w.try("select weir.produce('t', '1')")
+						_ = w.try("select weir.produce('t', '1') from pg_sleep($1)", rand.Float64()/100)
+						_ = w.try([]string{"commit", "commit", "rollback"}[n%3])
+					}
+				})
+			}
+			var list []int64
+			last := int64(0)
+			follow := func() {
+				for _, id := range read(last) {
+					list, last = append(list, id), id
+				}
+				r.look()
+			}
+			for left.Load() > 0 {
+				c.take(own)
+				follow()
+			}
+			work.Wait()
+			s.until("the reader has all", func() bool {
+				c.take(own)
+				follow()
+				return last == value[int64](b.sessions[0], "select max(id) from weir.log_1")
+			})
+			if all := value[[]int64](b.sessions[0], "select array_agg(id order by id) from weir.log_1"); !slices.Equal(all, list) {
+				s.failf("skipped: the reader has %d messages, the log %d", len(list), len(all))
+			}
+		})
+
+		// What the standby is to be promoted with: a prepared producer, an open one, a pair that waits for them.
+		b.drain(own)
+		p.do("begin")
+		prepared = p.produce()
+		p.do("prepare transaction 'one'")
+		o := b.session("o")
+		o.do("begin")
+		o.produce()
+		q.produce()
+		b.looked(c, own)
+		before = b.settled()
+		on(t, standby, "log", arrived)
+		got = maps.Clone(b.got)
+	})
+	if err := primary.Crash(ctx); err != nil {
+		t.Fatal(err)
+	}
+	on(t, standby, "log", func(b *bench) {
+		b.got = got
+		r := b.rise()
+		r.look()
+		if r.settled > before {
+			b.failf("the standby's settled head is %d, that of the primary was %d", r.settled, before)
+		}
+		c, q := b.session("c"), b.session("q")
+		if !value[bool](c, "select pg_promote()") {
+			b.failf("not promoted")
+		}
+		for range 3 {
+			c.take(own)
+			r.look()
+		}
+		q.produce()
+		b.looked(c, own)
+		r.look()
+		if at := b.settled(); at >= prepared {
+			b.failf("settled is %d, and %d is prepared", at, prepared)
+		}
+		q.do("commit prepared 'one'")
+		b.drain(own)
+		b.drain(plain)
+		r.look()
+	})
+}
+
+// TestSynchronousStandby: a commit that waits for a standby which never answers is durable, invisible, and in flight.
+// Consumers do not wait for it.
+func TestSynchronousStandby(t *testing.T) {
+	ctx := context.Background()
+	server := pgtest.New(t, &pgtest.Options{Fast: true})
+	reload := func(text string) {
+		t.Helper()
+		for _, text := range []string{text, "select pg_reload_conf()"} {
+			if err := server.Exec(ctx, "postgres", text); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i, end := range []string{"cancelled", "terminated", "reset", "crashed"} {
+		for _, m := range modes[i%2:] {
+			t.Run(end+"/"+m.String(), func(t *testing.T) {
+				database := "synchronous_" + end + "_" + m.String()
+				install(t, server, database)
+				defer reload("alter system reset synchronous_standby_names")
+				on(t, server, database, func(b *bench) {
+					p, q, c := b.session("p"), b.session("q"), b.session("c")
+					for _, s := range []*session{b.sessions[0], q} {
+						s.do("set synchronous_commit = local")
+					}
+					if m == plain { // as the caller says: nothing here is to wait
+						c.do("set synchronous_commit = off")
+					}
+					reload("alter system set synchronous_standby_names = 'nobody'")
+					b.until("the setting has arrived", func() bool {
+						return value[string](p, "show synchronous_standby_names") == "nobody" &&
+							value[string](c, "show synchronous_standby_names") == "nobody"
+					})
+					p.do("begin")
+					waits := p.produce()
+					committing := p.begin("commit")
+					b.until("the commit waits for the standby", func() bool {
+						return value[bool](b.sessions[0], "select coalesce(bool_or(wait_event = 'SyncRep'), false) from pg_stat_activity where pid = $1", int64(p.pid))
+					})
+					q.produce()
+					var held []int64
+					r := b.rise()
+					turn := func() { // acknowledges with the poll: a plain ack is the caller's own commit
+						rows := c.poll(m, 100, held...)
+						held = nil
+						for _, l := range rows {
+							if l.ID != nil && l.State != "lost" {
+								c.fetch(*l.ID)
+								held = append(held, *l.ID)
+							}
+						}
+						r.look()
+					}
+					turn()
+					b.looked(c, m)
+					for range 3 {
+						turn()
+					}
+					if at := b.settled(); at >= waits {
+						b.failf("settled is %d, and %d waits for the standby", at, waits)
+					}
+					switch end {
+					case "cancelled":
+						if err := p.conn.PgConn().CancelRequest(ctx); err != nil {
+							b.failf("cancel: %w", err)
+						}
+						committing.end()
+					case "terminated":
+						q.do("select pg_terminate_backend($1, 5000)", int64(p.pid))
+						<-committing.done
+					case "reset":
+						reload("alter system reset synchronous_standby_names")
+						committing.end()
+					case "crashed":
+						if err := server.Crash(ctx); err != nil {
+							t.Fatal(err)
+						}
+						if err := server.StartAgain(ctx); err != nil {
+							t.Fatal(err)
+						}
+						b.reconnect()
+						c = b.session("c")
+						if m == plain {
+							c.do("set synchronous_commit = off")
+						}
+						b.sessions[0].do("set synchronous_commit = local")
+						r = b.rise()
+					}
+					b.until("all is handed out", func() bool { turn(); return b.got[waits] > 0 && b.got[waits+1] > 0 })
+					turn()
+					b.complete()
+					if !value[bool](b.sessions[0], "select committed = head from weir.groups") {
+						b.failf("something is not acknowledged")
+					}
+				})
+			})
+		}
+	}
+	t.Run("library", func(t *testing.T) {
+		install(t, server, "synchronous")
+		client, err := weir.Open(ctx, server.DSN("synchronous"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		defer reload("alter system reset synchronous_standby_names")
+		reload("alter system set synchronous_standby_names = 'nobody'")
+		on(t, server, "synchronous", func(b *bench) {
+			p := b.session("p")
+			p.do("set synchronous_commit = local")
+			const messages = 50
+			var handled atomic.Int64
+			consumer, err := client.NewConsumer("t", "g", weir.Handle(func(context.Context, *weir.Received[int]) error {
+				handled.Add(1)
+				return nil
+			}), &weir.ConsumerOptions{Concurrency: 2, Lease: time.Second}) // renewed while it waits
+			if err != nil {
+				b.failf("%w", err)
+			}
+			running, stop := context.WithCancel(ctx)
+			ended := make(chan error, 1)
+			go func() { ended <- consumer.Run(running) }()
+			defer func() {
+				stop()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}()
+			for range messages {
+				p.produce()
+			}
+			b.until("all is acknowledged", func() bool {
+				return value[bool](b.sessions[0], "select claimed = $1 and committed = $1 and leases = 0 from weir.groups", messages)
+			})
+			if n := handled.Load(); n != messages {
+				b.failf("%d messages were handled, not %d", n, messages)
+			}
+			if s := consumer.Stats(); s.Lost > 0 {
+				b.failf("%d leases were lost", s.Lost)
+			}
+		})
+	})
+}
+
+// TestLogicalReplica: tables that were replicated without their sequences are refused by producers and consumers until the
+// statement in the hint has been run; then everything goes on, whatever the xids of the replica are.
+func TestLogicalReplica(t *testing.T) {
+	ctx := context.Background()
+	source := pgtest.New(t, &pgtest.Options{Fast: true, Settings: map[string]string{"wal_level": "logical"}})
+	// What it has failed at is tried again soon.
+	replica := pgtest.New(t, &pgtest.Options{Fast: true, Settings: map[string]string{"wal_retrieve_retry_interval": "100ms"}})
+	burn(t, source, 5_000)
+	const tables = "weir.topic, weir.segment, weir.fence, weir.consumer_group, weir.cursor, weir.lease, weir.delivery"
+	for i, xids := range []string{"lower", "higher"} {
+		for _, m := range modes {
+			t.Run(xids+"/"+m.String(), func(t *testing.T) {
+				if i == 1 && m == own {
+					burn(t, replica, 15_000)
+				}
+				database := "replicated_" + xids + "_" + m.String()
+				install(t, source, database)
+				migrate(t, replica, database)
+				var got map[int64]int
+				on(t, source, database, func(b *bench) {
+					p, q, c := b.session("p"), b.session("q"), b.session("c")
+					p.do("select weir.create_topic('fresh', '{\"segment_size\": 1000}')")
+					p.do("select weir.create_group('fresh', 'g')")
+					for range 10 {
+						p.produce()
+						p.do("select weir.produce('fresh', '1')") // whose group has not been there yet
+					}
+					first := *c.poll(m, 4)[0].ID
+					c.do("select weir.fail($1, 'c', 2, 'cannot be', outcome => 'dead')", first)
+					c.do("select weir.ack($1, 'c')", first)
+					b.got[1], b.got[2], b.got[3], b.got[4] = 1, 1, 1, 1
+					c.poll(m, 3) // held
+					got = maps.Clone(b.got)
+
+					on(t, replica, database, func(r *bench) {
+						s := r.session("s")
+						s.do("select weir.create_topic('t', '{\"segment_size\": 1000}')")
+						s.do("select weir.create_topic('fresh', '{\"segment_size\": 1000}')")
+						s.do("truncate " + tables)
+						p.do("create publication weir for table " + tables + ", weir.log_1, weir.log_2 with (publish_via_partition_root = true)")
+						s.do(fmt.Sprintf("create subscription %s connection '%s' publication weir", database, source.DSN(database)))
+						r.until("the tables are there", func() bool {
+							return value[bool](s, "select count(*) = 9 and bool_and(srsubstate = 'r') from pg_subscription_rel as r join pg_subscription as s on s.oid = r.srsubid where s.subname = $1", database)
+						})
+						p.do("begin")
+						p.produce()
+						q.produce()
+						c.poll(m, 100) // all up to the open one is held
+						b.looked(c, m)
+						all := "select format('%s %s %s %s', (select count(*) from weir.log_1), (select string_agg(f::text, ' ' order by f.slot) from weir.fence as f where topic_id = 1), (select string_agg(l::text, ' ' order by l.id) from weir.lease as l), (select string_agg(claimed::text, ' ' order by group_id) from weir.cursor))"
+						r.until("all has arrived", func() bool {
+							return value[string](s, all) == value[string](b.sessions[0], all)
+						})
+						// The source is gone, with its open producer.
+						s.do("alter subscription " + database + " disable")
+						s.do("alter subscription " + database + " set (slot_name = none)")
+						s.do("drop subscription " + database)
+
+						r.got = maps.Clone(got)
+						refuses(r, s, "t")
+						_, err := s.tryPoll(m, 100)
+						s.obey(r.expect(err, "WE007", "poll"))
+						if n := value[int](s, "select count(*)::int from weir.claim('fresh', 'g', 'c')"); n > 0 {
+							r.failf("something was claimed above the sequence")
+						}
+						s.obey(r.expect(s.try("select weir.produce('fresh', '1')"), "WE007", "produce"))
+						w := r.rise()
+						w.look()
+						if id := s.produce(); id <= 12 && id != 13 {
+							r.failf("id %d was issued again", id)
+						}
+						s.do("select weir.create_group('t', 'late')")
+						s.do("select weir.create_topic('third')")
+						r.expire()
+						r.drain(m)
+						w.look()
+						s.do("select weir.produce('fresh', '1')")
+						r.until("the other topic's messages are handed out", func() bool {
+							return value[int](s, "select count(*)::int from weir.claim('fresh', 'g', 'c') as k, lateral weir.fetch(k.lease_id)") == 11
+						})
+						if value[int64](s, "select message_id from weir.dead_letters") != 2 {
+							r.failf("the dead letter was lost")
+						}
+					})
+					// So that the database can be dropped, and the source's own invariants be looked at.
+					p.do("rollback")
+					q.do("drop publication weir")
+				})
+				if err := source.Exec(ctx, "postgres", "select pg_drop_replication_slot('"+database+"')"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// refuses demands that producers and consumers are refused, loudly, and that nothing was stored.
+func refuses(b *bench, s *session, topic string) {
+	count := value[int](s, "select (select count(*) from weir.log_1)::int + (select count(*) from weir.log_2)::int")
+	for _, text := range []string{
+		"select weir.produce('%s', '1')", "select weir.produce_many('%s', '{1,2,3}')",
+		"select weir.claim('%s', 'g', 'c')", "select weir.poll('%s', 'g', 'c', 100, '15 s', 1000000, null, true)",
+	} {
+		b.expect(s.try(fmt.Sprintf(text, topic)), "WE007", fmt.Sprintf(text, topic))
+	}
+	if n := value[int](s, "select (select count(*) from weir.log_1)::int + (select count(*) from weir.log_2)::int"); n != count {
+		b.failf("%d messages were stored below what is there", n-count)
+	}
+}
+
+// TestWriters: writers that hold their transactions for as long as they like, and groups that want everything: each gets
+// the same set. It prints how long a committed message waited, against the longest transaction.
+func TestWriters(t *testing.T) {
+	writers, messages, hold, batch := 32, 20_000, 200*time.Millisecond, 60
+	if os.Getenv("WEIR_LONG") != "" {
+		messages, hold, batch = 100_000, 2*time.Second, 200
+	}
+	l := newLab(t)
+	err := l.play(func(b *bench) {
+		ctx := context.Background()
+		s := b.session("setup")
+		s.do("select weir.create_group('t', 'h')")
+		s.do("select weir.create_group('t', 'i')")
+		// Segments are made inside transactions that may take long: leave room for what is drawn meanwhile.
+		s.do("update weir.topic set segment_size = 20000")
+		s.do("select weir.make_room('t', 40000)")
+		var (
+			mu        sync.Mutex
+			committed = map[int64]time.Time{} // when its commit returned
+			longest   time.Duration
+			work      sync.WaitGroup
+			left      atomic.Int64
+		)
+		errs := make(chan error, writers+6)
+		for i := range writers {
+			w := b.session(fmt.Sprintf("w%d", i))
+			left.Add(1)
+			work.Go(func() {
+				defer left.Add(-1)
+				for todo := messages / writers; todo > 0; {
+					n := min(1+rand.IntN(batch), todo)
+					kept := rand.IntN(20) > 0
+					began := time.Now()
+					err := func() error {
+						if err := w.try("begin"); err != nil {
+							return err
+						}
+						var ids []int64
+						for part := range 2 { // some before the wait, some after it
+							count := n / 2
+							if part == 1 {
+								count = n - n/2
+							}
+							rows, err := w.conn.Query(ctx, "select weir.produce_many('t', array_fill('1'::json, array[$1::int]))", count)
+							if err != nil {
+								return err
+							}
+							some, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+							if err != nil {
+								return err
+							}
+							ids = append(ids, some...)
+							if part == 0 {
+								if err := w.try("select pg_sleep($1)", rand.Float64()*hold.Seconds()); err != nil {
+									return err
+								}
+							}
+						}
+						if !kept {
+							return w.try("rollback")
+						}
+						if err := w.try("commit"); err != nil {
+							return err
+						}
+						now := time.Now()
+						mu.Lock()
+						defer mu.Unlock()
+						for _, id := range ids {
+							committed[id] = now
+						}
+						longest = max(longest, now.Sub(began))
+						todo -= n
+						return nil
+					}()
+					if err != nil {
+						errs <- fmt.Errorf("%s: %w", w.name, err)
+						return
+					}
+				}
+			})
+		}
+		got := map[string]map[int64]int{}
+		seen := map[string]map[int64]time.Time{}
+		for _, group := range []string{"g", "h", "i"} {
+			got[group], seen[group] = map[int64]int{}, map[int64]time.Time{}
+			for k, m := range modes {
+				c := b.session(fmt.Sprintf("%s%d", group, k))
+				work.Go(func() {
+					var held []int64
+					for idle := 0; idle < 3; {
+						over := left.Load() == 0
+						rows, err := c.conn.Query(ctx, "select lease_id from weir.poll('t', $1, $2, 1000, '1 hour', 10000000, $3, $4) where lease_id is not null and state <> 'lost'", group, c.name, held, bool(m))
+						if err == nil {
+							held, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+						}
+						for _, lease := range held {
+							if err != nil {
+								break
+							}
+							var ids []int64
+							ids, err = pgx.CollectRows(must(c.conn.Query(ctx, "select id from weir.fetch($1)", lease)), pgx.RowTo[int64])
+							now := time.Now()
+							mu.Lock()
+							for _, id := range ids {
+								got[group][id]++
+								seen[group][id] = now
+							}
+							mu.Unlock()
+						}
+						if err != nil {
+							errs <- fmt.Errorf("%s: %w", c.name, err)
+							return
+						}
+						if len(held) > 0 {
+							continue
+						}
+						time.Sleep(2 * time.Millisecond) // two cores are to be left to the writers
+						var all bool
+						if over {
+							if err := c.conn.QueryRow(ctx, "select claimed >= head from weir.groups where grp = $1", group).Scan(&all); err != nil {
+								errs <- err
+								return
+							}
+						}
+						if all {
+							idle++
+						}
+					}
+				})
+			}
+		}
+		r := b.rise()
+		over := make(chan struct{})
+		go func() { work.Wait(); close(over) }()
+		for going := true; going; {
+			select {
+			case <-over:
+				going = false
+			case err := <-errs:
+				b.failf("%w", err)
+			case <-time.After(20 * time.Millisecond):
+				r.look()
+			}
+		}
+		select {
+		case err := <-errs:
+			b.failf("%w", err)
+		default:
+		}
+		if n := value[int](b.sessions[0], "select count(*)::int from weir.log_1"); n != len(committed) || n != messages/writers*writers {
+			b.failf("%d messages are in the log, %d were committed, not %d", n, len(committed), messages)
+		}
+		for group, ids := range got {
+			var most, sum time.Duration
+			for id, at := range committed {
+				if ids[id] != 1 {
+					b.failf("group %s got message %d %d times", group, id, ids[id])
+				}
+				delay := max(seen[group][id].Sub(at), 0)
+				most, sum = max(most, delay), sum+delay
+			}
+			if len(ids) != len(committed) {
+				b.failf("group %s got %d messages, %d were committed", group, len(ids), len(committed))
+			}
+			fmt.Printf("group %s: %d messages of %d writers, each once; delay at most %v (%.1f times the longest transaction, %v), %v on average\n",
+				group, len(ids), writers, most.Round(time.Millisecond), float64(most)/float64(longest), longest.Round(time.Millisecond), (sum / time.Duration(len(committed))).Round(time.Millisecond))
+			if most > 2*longest+10*time.Second {
+				b.failf("group %s waited for %v, the longest transaction was %v", group, most, longest)
+			}
+		}
+		b.invariants()
+	}, nil)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// must is for rows whose error their reader reports again.
+func must(rows pgx.Rows, _ error) pgx.Rows { return rows }

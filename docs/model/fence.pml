@@ -14,7 +14,7 @@
  *   HEAD_PLAIN    the head is a plain last_value, which can be too high for a moment
  *   LOOK_FIRST    the head is read after the look at the holders
  *   LOOK_SAME     the statement that looks at the holders also reads the rows
- *   BY_PID        a holder is named by its pid, which PREPARE TRANSACTION takes away
+ *   BY_PID        a holder is named by what PREPARE TRANSACTION changes, such as its pid
  *   BY_SAVEPOINT  a holder is named by the xid of its savepoint
  *   OLD_ROWS      the rows are read with a snapshot older than the proof
  *   FORGET        a new pair replaces a proven one without keeping what was proven
@@ -71,6 +71,7 @@ byte holder[PRODUCERS];         /* the top xid, 0 without a lock */
 byte holder_sub[PRODUCERS];
 #endif
 bool prepared[PRODUCERS];       /* pid is null */
+#define name(p) (prepared[p] -> p + PRODUCERS : p)      /* BY_PID */
 
 /* ---- what weir stores ---- */
 
@@ -78,7 +79,7 @@ byte settled = 0;
 byte pair_head = 0;             /* 0: no pair */
 byte pair_xid = 0;              /* 0: none */
 bool looked = false;
-short holders = 0;              /* set of xids (BY_PID: of sessions) */
+short holders = 0;              /* set of xids (BY_PID: of names) */
 byte cursor = 0;
 
 byte turn = 0;
@@ -98,23 +99,25 @@ byte begun = 0;                 /* plain sessions are alike, so they begin in or
 
 scratch byte xmin;
 scratch byte xmax;
-scratch int xip;                 /* set of xids */
-scratch int rows;                /* set of ids */
+scratch int xip;                /* set of xids */
+scratch int rows;               /* set of ids */
 scratch byte i;
-scratch int passed;               /* set of ids */
+scratch int passed;             /* set of ids */
 scratch int seen_now;
 scratch byte by_xid;
 scratch byte by_lock;
 
 inline take_snapshot() {
-    xmax = latest + 1;
-    xip = running & BELOW(xmax);
-    rows = appeared;
-    xmin = 1;
-    do
-    :: xmin < xmax && !(running & BIT(xmin)) -> xmin++
-    :: else -> break
-    od
+    d_step {
+        xmax = latest + 1;
+        xip = running & BELOW(xmax);
+        rows = appeared;
+        xmin = 1;
+        do
+        :: xmin < xmax && !(running & BIT(xmin)) -> xmin++
+        :: else -> break
+        od
+    }
 }
 
 inline give_xid(x) {
@@ -125,63 +128,69 @@ inline give_xid(x) {
 
 /* A transaction or savepoint leaves the running set; latest completed xid follows. */
 inline end_xid(x) {
-    running = running & ~BIT(x);
-    if
-    :: x > latest -> latest = x
-    :: else
-    fi
+    d_step {
+        running = running & ~BIT(x);
+        if
+        :: x > latest -> latest = x
+        :: else
+        fi
+    }
 }
 
 /* What weir.fence_rows says for the snapshot taken: the bound, and by which proof. */
 inline judge(bound) {
-    bound = settled;
-    by_xid = false;
-    by_lock = false;
-    if
-    :: pair_head > 0 ->
-        by_xid = pair_xid > 0 && pair_xid <= xmin;
+    d_step {
+        bound = settled;
+        by_xid = false;
+        by_lock = false;
+        if
+        :: pair_head > 0 ->
+            by_xid = pair_xid > 0 && pair_xid <= xmin;
 #ifdef BY_PID
-        by_lock = looked;
+            by_lock = looked;
+            i = 0;
+            do
+            :: i < PRODUCERS ->
+                if
+                :: (holders & BIT(name(i))) && holder[i] > 0 -> by_lock = false
+                :: else
+                fi;
+                i++
+            :: else -> break
+            od
+#else
+            by_lock = looked && !(holders & xip) && !(holders >> xmax);
+#endif
+            if
+            :: (by_xid || by_lock) && pair_head > settled -> bound = pair_head
+            :: else
+            fi
+        :: else
+        fi
+    }
+}
+
+/* The holders of the sequence's lock at this moment. */
+inline look_at_locks() {
+    d_step {
+        seen_now = 0;
         i = 0;
         do
         :: i < PRODUCERS ->
             if
-            :: (holders & BIT(i)) && holder[i] > 0 && !prepared[i] -> by_lock = false
+#if defined(BY_PID)
+            :: holder[i] > 0 -> seen_now = seen_now | BIT(name(i))
+#elif defined(BY_SAVEPOINT)
+            :: holder[i] > 0 -> seen_now = seen_now | BIT((holder_sub[i] > 0 -> holder_sub[i] : holder[i]))
+#else
+            :: holder[i] > 0 -> seen_now = seen_now | BIT(holder[i])
+#endif
             :: else
             fi;
             i++
         :: else -> break
         od
-#else
-        by_lock = looked && !(holders & xip) && !(holders >> xmax);
-#endif
-        if
-        :: (by_xid || by_lock) && pair_head > settled -> bound = pair_head
-        :: else
-        fi
-    :: else
-    fi
-}
-
-/* The holders of the sequence's lock at this moment. */
-inline look_at_locks() {
-    seen_now = 0;
-    i = 0;
-    do
-    :: i < PRODUCERS ->
-        if
-#if defined(BY_PID)
-        :: holder[i] > 0 && !prepared[i] -> seen_now = seen_now | BIT(i)
-#elif defined(BY_SAVEPOINT)
-        :: holder[i] > 0 -> seen_now = seen_now | BIT((holder_sub[i] > 0 -> holder_sub[i] : holder[i]))
-#else
-        :: holder[i] > 0 -> seen_now = seen_now | BIT(holder[i])
-#endif
-        :: else
-        fi;
-        i++
-    :: else -> break
-    od
+    }
 }
 
 /* ---- a producer: one session ---- */

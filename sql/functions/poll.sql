@@ -65,7 +65,7 @@ begin
 
     select
         t.id as topic_id, t.format, t.sequence, t.segment_size, g.id as group_id, g.max_attempts, g.split_after, c.claimed,
-        f.bound, f.pending, f.reached, f.observed_at, f.looked,
+        f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
         (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
@@ -77,8 +77,8 @@ begin
     left join weir.consumer_group as g on g.topic_id = t.id and g.name = poll.grp
     left join weir.cursor as c on c.group_id = g.id
     left join lateral (
-        select max(r.bound) as bound, max(r.pending) as pending, max(r.reached) as reached, bool_or(r.looked) as looked,
-            min(r.observed_at) filter (where r.pending is not null) as observed_at
+        select max(r.bound) as bound, max(r.pending) as pending, max(r.reached) as reached,
+            bool_or(r.overdue) and not bool_or(r.looked) as overdue
         from weir.fence_rows as r
         where r.topic_id = t.id
     ) as f on true
@@ -97,12 +97,13 @@ begin
     -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
     if w.claimed + max_messages >= settled then
         drawn := case when own_transaction then coalesce(pg_sequence_last_value(w.sequence), 0) else weir.drawn(w.topic_id) end;
-        if drawn < w.reached then
-            perform weir.check_sequence(w.topic_id, w.reached, weir.drawn(w.topic_id));
+        -- A sequence that has given out nothing looks as an empty topic's, and as one that was copied without it.
+        if drawn < greatest(w.reached, 1) then
+            perform weir.check_sequence(w.topic_id, greatest(w.reached, 1), weir.drawn(w.topic_id));
         end if;
         -- A pair that waits is left alone, but for the second resort: something has held back xmin for a while. Is it a
         -- producer of this topic?
-        look := w.pending is not null and not w.looked and now_at - w.observed_at > interval '100 ms' and weir.may_look();
+        look := w.pending is not null and w.overdue and weir.may_look();
         if drawn > settled and (w.pending is null or look) then
             head := case when own_transaction then drawn else weir.head(w.topic_id, settled) end;
         end if;

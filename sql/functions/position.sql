@@ -29,6 +29,12 @@ begin
         return settled;
     elsif jsonb_typeof(target) = 'object' and target ? 'id' and target ->> 'id' ~ '^[0-9]{1,18}$' then
         at_id := (target ->> 'id')::bigint - 1;
+        -- What has just been produced may need a moment to be settled.
+        for turn in 1..50 loop
+            exit when at_id <= settled or at_id > weir.drawn(topic_id) or not weir.may_look();
+            perform pg_sleep(0.02);
+            settled := weir.settled_head(topic_id);
+        end loop;
         if at_id not between 0 and settled then
             raise exception '% is id %, it must be from 1 to the settled head + 1, %', field, at_id + 1, settled + 1
                 using errcode = 'WE003', hint = 'Use "head" to wait for what comes next.';
@@ -86,22 +92,23 @@ set jit = off
 set enable_seqscan = off
 as $$
 declare
-    settled bigint;
-    pending bigint;
-    no_xid boolean;
+    f record;
+    look boolean;
     visible bigint;
 begin
-    select max(r.bound), max(r.pending), pg_current_xact_id_if_assigned() is null
-    into settled, pending, no_xid
+    select max(r.bound) as bound, max(r.pending) as pending, bool_or(r.overdue) and not bool_or(r.looked) as overdue,
+        pg_current_xact_id_if_assigned() is null as no_xid
+    into f
     from weir.fence_rows as r
     where r.topic_id = settled_head.topic_id;
-    if pending is null and not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off' then
-        visible := weir.head(topic_id, settled);
+    look := f.pending is not null and f.overdue and weir.may_look();
+    if (f.pending is null or look) and not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off' then
+        visible := weir.head(topic_id, f.bound);
         if visible is not null then
-            settled := weir.settle(topic_id, visible, no_xid, not no_xid and weir.may_look());
+            return weir.settle(topic_id, visible, f.no_xid, look or not f.no_xid and weir.may_look());
         end if;
     end if;
-    return settled;
+    return f.bound;
 end
 $$;
 

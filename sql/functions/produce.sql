@@ -85,11 +85,18 @@ declare
     settled bigint;
     room bigint;
 begin
-    -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache. With what is
-    -- recorded, not with what this snapshot proves: to that, this transaction's own messages look decided.
-    select max(f.settled) into settled from weir.fence as f where f.topic_id = into_topic.id;
+    -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache.
+    select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
     if first_id <= settled then
-        perform weir.check_sequence(into_topic.id, settled, first_id - 1);
+        -- A pair that waits for this transaction looks decided to its own snapshot, and to no other.
+        select max(case when pg_current_xact_id() = any (f.holders) then f.settled else r.bound end)
+        into settled
+        from weir.fence as f
+        join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
+        where f.topic_id = into_topic.id;
+        if first_id <= settled then
+            perform weir.check_sequence(into_topic.id, settled, first_id - 1);
+        end if;
     end if;
     select s.high - last_id into room from weir.segment as s where s.topic_id = into_topic.id order by s.high desc limit 1;
     if room < into_topic.segment_size then

@@ -9,8 +9,8 @@
 --
 -- Returns the topic's settled head as of its last statement, the new pair included where it is proven already.
 --
--- An unproven pair is never overwritten, or nonstop traffic would keep the settled head where it is; one exception: a
--- pair that only an unrelated transaction holds up is exchanged, once, for one with holders.
+-- An unproven pair is never overwritten, or nonstop traffic would keep the settled head where it is; nor by a look, or what
+-- others have seen proven while this transaction is open would be gone with its commit. It takes a row of its own.
 --
 -- Locks: one row of weir.fence of this topic, never waits for one. Assigns an xid.
 create or replace function weir.settle(topic_id int, head bigint, own_xid boolean, look boolean) returns bigint
@@ -61,8 +61,8 @@ begin
     from weir.fence as f
     join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
     where f.topic_id = settle.topic_id
-      and (r.pending is null or (settle.look and not r.looked))
-    order by r.pending nulls first, f.slot
+      and r.pending is null
+    order by f.slot
     limit 1
     for update of f skip locked;
 

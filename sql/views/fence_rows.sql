@@ -3,6 +3,8 @@
 -- bound    nothing at or below it can still appear, for statements whose snapshot is at least as new as this one's
 -- pending  the head that waits for its proof, null where none does
 -- looked   the pair that waits is to be proven by its holders
+-- overdue  the pair has waited for a while and is not looked: something holds back xmin, and only a look tells whether it is a
+--          producer of this topic
 -- reached  the highest id that the fence knows to have been given out: the sequence cannot stand below it, unless the pair
 --          comes from another cluster and its messages do not
 --
@@ -29,6 +31,7 @@ select
         when not f.proven and not f.foreign_xid and (f.has_xid or f.seen_here) and f.head > f.settled then f.head
     end as pending,
     not f.proven and f.seen_here as looked,
+    not f.proven and not f.seen_here and clock_timestamp() - f.observed_at > interval '100 ms' as overdue,
     greatest(f.head, f.settled) as reached
 from (
     select
