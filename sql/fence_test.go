@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -109,6 +111,20 @@ func TestBugs(t *testing.T) {
 		})
 	}
 	t.Logf("%d of %d seeded bugs found", found, len(bugs))
+}
+
+// TestBugsAreListed keeps the list in docs/guarantees.md and the catalogue the same.
+func TestBugsAreListed(t *testing.T) {
+	page, err := os.ReadFile("../docs/guarantees.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range readBugs(t) {
+		row := "| `" + g.name + "` | " + g.why + " | `TestFence/" + strings.Join(g.detectors, "`, `TestFence/") + "` |"
+		if !strings.Contains(string(page), row+"\n") {
+			t.Errorf("docs/guarantees.md lacks the row\n%s", row)
+		}
+	}
 }
 
 // rawHead: an id above one that is still open must not be passed.
