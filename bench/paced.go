@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ type delays struct {
 	sent    map[int64]time.Time
 	handled map[int64]time.Time
 	twice   int
+	longest time.Duration // of the producers' transactions, where they are timed
 }
 
 func newDelays() *delays {
@@ -71,6 +73,26 @@ func (d *delays) sorted() []time.Duration {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// outliers says when delays above a limit happened: a handful at one moment is the machine's, those all along are the fence's.
+func (d *delays) outliers(limit time.Duration) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var began time.Time
+	for _, sent := range d.sent {
+		if began.IsZero() || sent.Before(began) {
+			began = sent
+		}
+	}
+	n, at := 0, map[time.Duration]bool{}
+	for k, sent := range d.sent {
+		if handled, ok := d.handled[k]; ok && handled.Sub(sent) > limit {
+			n++
+			at[sent.Sub(began).Round(time.Second)] = true
+		}
+	}
+	return fmt.Sprintf("%d of %d, at %v", n, len(d.sent), slices.Sorted(maps.Keys(at)))
 }
 
 func quantile(sorted []time.Duration, q float64) time.Duration {

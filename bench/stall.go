@@ -83,6 +83,7 @@ func stall(ctx context.Context, e *Env) error {
 		all := d.sorted()
 		longest := quantile(all, 1)
 		e.Logf("stall: %s: %d messages, p50 %v, p99 %v, max %v", k.name, len(all), quantile(all, 0.5), quantile(all, 0.99), longest)
+		e.Parameter("delays above "+stallLimit.String()+", "+k.name, d.outliers(stallLimit))
 		e.Record("p50, "+k.name, "ms", milliseconds(quantile(all, 0.5)))
 		e.Record("p99, "+k.name, "ms", milliseconds(quantile(all, 0.99)))
 		e.Record("max, "+k.name, "ms", milliseconds(longest))
