@@ -27,6 +27,10 @@ import (
 
 // The tests of this file put the log under settings, failures and operations that it does not choose: other isolation
 // levels, standbys, dumps, replicas, altered sequences, crashes. Each must end right or with an error that says what to do.
+// Each has a server of its own, so that they can run side by side.
+
+// slow is how long a message may wait, on a busy machine, for what does not concern it.
+const slow = 5 * time.Second
 
 // install makes a database with one topic and one group. The first of a server is the template of the others.
 func install(t testing.TB, server *pgtest.Server, database string) {
@@ -222,6 +226,7 @@ func pipe(t testing.TB, server *pgtest.Server, stdin []byte, name string, args .
 // restored: in a cluster with lower xids, in one with higher ones, and in the same under another name, while the producer
 // of the original goes on for as long as it likes.
 func TestDump(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	source := pgtest.New(t, &pgtest.Options{Fast: true})
 	other := pgtest.New(t, &pgtest.Options{Fast: true})
@@ -322,7 +327,7 @@ func goOn(b *bench, m mode, got map[int64]int, open int64) {
 	for len(b.got) < 11 { // also while the original's producer goes on
 		c.take(m)
 		r.look()
-		if waited := time.Since(began); waited > 3*time.Second {
+		if waited := time.Since(began); waited > slow {
 			b.failf("stalled: %d of 11 messages after %v, settled head %d", len(b.got), waited, b.settled())
 		}
 	}
@@ -362,6 +367,7 @@ func goOn(b *bench, m mode, got map[int64]int, open int64) {
 // TestManySubtransactions: hundreds of savepoints, more than a snapshot lists, hide no producer from either proof; a COPY of
 // ten thousand is one producer like any other.
 func TestManySubtransactions(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, m := range modes {
 		for i, end := range []string{"commit", "rollback", "prepare"} {
@@ -435,7 +441,7 @@ func manySavepoints(b *bench, m mode, byLock bool, end string) {
 		for b.settled() < first {
 			c.take(m)
 			r.look()
-			if time.Since(began) > 3*time.Second {
+			if time.Since(began) > slow {
 				b.failf("stalled: settled is %d while an unrelated transaction is open", b.settled())
 			}
 		}
@@ -492,6 +498,7 @@ func bigCopy(b *bench, m mode) {
 // TestRestart: what was seen before the server ended, in whatever way, proves nothing after it. A prepared producer
 // outlives the end; one that was only open does not.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	server := pgtest.New(t, &pgtest.Options{Fast: true})
 	ends := []struct {
@@ -580,7 +587,7 @@ func restarted(b *bench, m mode, end func(b *bench) error) {
 	for b.settled() < prepared {
 		c.take(m)
 		r.look()
-		if time.Since(began) > 3*time.Second {
+		if time.Since(began) > slow {
 			b.failf("stalled: settled is %d after the prepared transaction's end", b.settled())
 		}
 	}
@@ -591,6 +598,7 @@ func restarted(b *bench, m mode, end func(b *bench) error) {
 // TestCrash: a crash that loses commits which nobody waited for leaves fence, cursors and leases that fit the log, whose
 // durable messages are all delivered; ids that it burns hold nothing up.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	server := pgtest.New(t, &pgtest.Options{Fast: true})
 	for _, m := range modes {
@@ -640,7 +648,11 @@ func TestCrash(t *testing.T) {
 					}
 					return got
 				}
-				for round := range 2 {
+				rounds := 1
+				if m == own {
+					rounds = 2
+				}
+				for round := range rounds {
 					p, c := b.session("p"), b.session("c")
 					for range 10 {
 						produce(p, false)
@@ -697,6 +709,9 @@ func TestCrash(t *testing.T) {
 						}
 					}
 
+					if round < rounds-1 {
+						continue
+					}
 					// The sequence goes on up to 32 above what it gave out last: nothing waits for those.
 					open := b.session("open")
 					open.do("begin")
@@ -742,6 +757,7 @@ func (b *bench) freeze() (lost func() bool) {
 // TestSequence: a topic's sequence that is altered or set back is refused by name, with its repair; what sessions had
 // cached of it is never drawn below the settled head.
 func TestSequence(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	scenarios := map[string]func(b *bench, m mode){
 		"Cached":         cachedValues,
@@ -1043,6 +1059,7 @@ func again(err error) bool { return code(err) == "40001" || code(err) == "40P01"
 // with producers at work: what it commits was handed out once, and what it rolls back is handed out again. Transactions of
 // that kind alone bring the group to the end of the log.
 func TestCallerTransaction(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, level := range levels {
 		for i, before := range []string{"nothing", "a write", "a produce", "a savepoint"} {
@@ -1146,7 +1163,7 @@ func callerTransaction(b *bench, level, before, how string) {
 				}
 			}
 			r.look()
-			if waited := time.Since(began); waited > 5*time.Second {
+			if waited := time.Since(began); waited > slow {
 				b.failf("stalled: %s: %s for %v, settled head %d", name, what, waited, b.settled())
 			}
 		}
@@ -1182,6 +1199,7 @@ func callerTransaction(b *bench, level, before, how string) {
 // TestDefaultIsolation: a database whose transactions are REPEATABLE READ or SERIALIZABLE by default. Producers and consumers
 // in plain SQL repeat what the server asks to repeat; the library's need not.
 func TestDefaultIsolation(t *testing.T) {
+	t.Parallel()
 	server := pgtest.New(t, &pgtest.Options{Fast: true})
 	for i, level := range levels[1:] {
 		for _, m := range modes {
@@ -1429,6 +1447,7 @@ func library(t *testing.T, server *pgtest.Server, database string) {
 // TestStandby: a standby hands nothing out and says where to go; it can be read up to the settled head, by a reader that
 // keeps its own position, while the primary is at work; promoted, it goes on.
 func TestStandby(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	primary := pgtest.New(t, &pgtest.Options{Fast: true})
 	install(t, primary, "log")
@@ -1591,6 +1610,7 @@ func TestStandby(t *testing.T) {
 // TestSynchronousStandby: a commit that waits for a standby which never answers is durable, invisible, and in flight.
 // Consumers do not wait for it.
 func TestSynchronousStandby(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	server := pgtest.New(t, &pgtest.Options{Fast: true})
 	reload := func(text string) {
@@ -1734,6 +1754,7 @@ func TestSynchronousStandby(t *testing.T) {
 // TestLogicalReplica: tables that were replicated without their sequences are refused by producers and consumers until the
 // statement in the hint has been run; then everything goes on, whatever the xids of the replica are.
 func TestLogicalReplica(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	source := pgtest.New(t, &pgtest.Options{Fast: true, Settings: map[string]string{"wal_level": "logical"}})
 	// What it has failed at is tried again soon.
@@ -1793,9 +1814,7 @@ func TestLogicalReplica(t *testing.T) {
 						refuses(r, s, "t")
 						_, err := s.tryPoll(m, 100)
 						s.obey(r.expect(err, "WE007", "poll"))
-						if n := value[int](s, "select count(*)::int from weir.claim('fresh', 'g', 'c')"); n > 0 {
-							r.failf("something was claimed above the sequence")
-						}
+						refuses(r, s, "fresh")
 						s.obey(r.expect(s.try("select weir.produce('fresh', '1')"), "WE007", "produce"))
 						w := r.rise()
 						w.look()
