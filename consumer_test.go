@@ -1192,8 +1192,12 @@ func TestVerdicts(t *testing.T) {
 	noError(t, err)
 	// The delay of the group is an hour, less up to half of it at random.
 	want := []delivery{
-		{ids[0], "dead", 1, -1, "never"}, {ids[2], "ready", 0, 24, "wrapped: tomorrow"}, {ids[4], "ready", 0, 365 * 24, "in ages"},
-		{ids[5], "ready", 1, 1, "panic: aargh"}, {ids[6], "ready", 1, 1, "runtime.Goexit"}, {ids[7], "ready", 1, 1, "in an hour"},
+		{ids[0], "dead", 1, -1, "never"},
+		{ids[2], "ready", 0, 24, "wrapped: tomorrow"},
+		{ids[4], "ready", 0, 365 * 24, "in ages"},
+		{ids[5], "ready", 1, 1, "panic: aargh"},
+		{ids[6], "ready", 1, 1, "runtime.Goexit"},
+		{ids[7], "ready", 1, 1, "in an hour"},
 	}
 	if len(got) != len(want) {
 		t.Fatalf("deliveries are %+v", got)

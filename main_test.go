@@ -390,14 +390,6 @@ func produced(t *testing.T, c *weir.Client, topic string, messages ...weir.Messa
 	return ids
 }
 
-// waitLock waits until the backend of that pid waits for a lock.
-func waitLock(t *testing.T, q querier, pid uint32) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("backend %d waits for a lock", pid), func() bool {
-		return value[bool](t, q, "select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')", pid)
-	})
-}
-
 // group gives the figures of a group.
 func group(t *testing.T, c *weir.Client, topic, name string) weir.Group {
 	t.Helper()

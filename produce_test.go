@@ -395,9 +395,12 @@ func TestOddKeysAndHeaders(t *testing.T) {
 	for _, p := range producers {
 		noError(t, c.CreateTopic(t.Context(), p.name, nil))
 		for _, m := range []weir.Message{
-			{Key: "a\x00b"}, {Key: "\xff"},
-			{Headers: map[string]string{"a": "\x00"}}, {Headers: map[string]string{"\x00": "a"}},
-			{Headers: map[string]string{"a": "\xff"}}, {Headers: map[string]string{"\xff": "a"}},
+			{Key: "a\x00b"},
+			{Key: "\xff"},
+			{Headers: map[string]string{"a": "\x00"}},
+			{Headers: map[string]string{"\x00": "a"}},
+			{Headers: map[string]string{"a": "\xff"}},
+			{Headers: map[string]string{"\xff": "a"}},
 		} {
 			m.Payload = 1
 			err := p.run(t, c, dsn, p.name, true, weir.Message{Payload: 0}, m)
