@@ -97,11 +97,10 @@ where d.state = 'dead';
 -- finished while later messages wait behind them. pid is null and gid is set for a prepared transaction. waiting is the number
 -- of ids behind it, at most. Another role's query is shown to members of pg_read_all_stats only.
 create or replace view weir.blockers as
-with holder as materialized (
-    select l.relation, l.pid, l.virtualtransaction
+with locks as materialized (
+    select l.locktype, l.database, l.relation, l.transactionid, l.pid, l.virtualtransaction, l.mode
     from pg_locks as l
-    where l.locktype = 'relation' and l.mode = 'RowExclusiveLock' and l.granted
-      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+    where l.granted
 )
 select
     v.topic,
@@ -112,10 +111,15 @@ select
     a.application_name as application,
     a.query,
     v.head - v.settled as waiting
-from holder as h
+from locks as h
 join weir.topic as t on t.sequence = h.relation
 join weir.topics as v on v.id = t.id
 left join pg_stat_activity as a on a.pid = h.pid
 left join pg_prepared_xacts as x
-    on h.pid is null and x.transaction::text = split_part(h.virtualtransaction, '/', 2)
-where h.pid is distinct from pg_backend_pid() and v.head > v.settled;
+    on h.pid is null and exists (
+        select from locks as o
+        where o.virtualtransaction = h.virtualtransaction and o.locktype = 'transactionid' and o.transactionid = x.transaction
+    )
+where h.locktype = 'relation' and h.mode = 'RowExclusiveLock'
+  and h.database = (select d.oid from pg_database as d where d.datname = current_database())
+  and h.pid is distinct from pg_backend_pid() and v.head > v.settled;
