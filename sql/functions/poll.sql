@@ -78,7 +78,7 @@ begin
     left join weir.cursor as c on c.group_id = g.id
     left join lateral (
         select max(r.bound) as bound, max(r.pending) as pending, max(r.reached) as reached,
-            bool_or(r.overdue) and not bool_or(r.looked) as overdue
+            bool_and(r.overdue) filter (where r.pending is not null) as overdue
         from weir.fence_rows as r
         where r.topic_id = t.id
     ) as f on true
@@ -91,6 +91,9 @@ begin
         perform weir.check_primary();
     end if;
     settled := w.bound;
+    if w.pending <= settled then
+        w.pending := null; -- another pair was proven before it, and reaches further
+    end if;
     expired := coalesce(w.next_expiry <= now_at, false);
     due := coalesce(w.next_due <= now_at, false);
 

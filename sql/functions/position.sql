@@ -96,11 +96,14 @@ declare
     look boolean;
     visible bigint;
 begin
-    select max(r.bound) as bound, max(r.pending) as pending, bool_or(r.overdue) and not bool_or(r.looked) as overdue,
+    select max(r.bound) as bound, max(r.pending) as pending, bool_and(r.overdue) filter (where r.pending is not null) as overdue,
         pg_current_xact_id_if_assigned() is null as no_xid
     into f
     from weir.fence_rows as r
     where r.topic_id = settled_head.topic_id;
+    if f.pending <= f.bound then
+        f.pending := null;
+    end if;
     look := f.pending is not null and f.overdue and weir.may_look();
     if (f.pending is null or look) and not pg_is_in_recovery() and current_setting('transaction_read_only') = 'off' then
         visible := weir.head(topic_id, f.bound);

@@ -9,8 +9,9 @@
 --
 -- Returns the topic's settled head as of its last statement, the new pair included where it is proven already.
 --
--- An unproven pair is never overwritten, or nonstop traffic would keep the settled head where it is; nor by a look, or what
--- others have seen proven while this transaction is open would be gone with its commit. It takes a row of its own.
+-- A pair that waits for its proof is not overwritten while no proven one reaches as far, or nonstop traffic would keep the
+-- settled head where it is; nor by a look, or what others see proven while this transaction is open would be gone with its
+-- commit. A look takes a row of its own.
 --
 -- Locks: one row of weir.fence of this topic, never waits for one. Assigns an xid.
 create or replace function weir.settle(topic_id int, head bigint, own_xid boolean, look boolean) returns bigint
@@ -23,6 +24,7 @@ as $$
 declare
     seen xid8[];
     chosen int;
+    proven bigint;
     settled bigint;
     later bigint;
 begin
@@ -56,21 +58,20 @@ begin
           and o.xid is distinct from pg_current_xact_id_if_assigned()::text::bigint;
     end if;
 
+    select max(r.bound) into proven from weir.fence_rows as r where r.topic_id = settle.topic_id;
     select f.slot
     into chosen
     from weir.fence as f
     join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
     where f.topic_id = settle.topic_id
-      and r.pending is null
+      and (r.pending is null or r.pending <= proven)
     order by f.slot
     limit 1
     for update of f skip locked;
 
     if chosen is null then
         insert into weir.fence (topic_id, slot, settled, head)
-        select settle.topic_id, (random() * 2147483646)::int + 1, coalesce(max(r.bound), 0), 0
-        from weir.fence_rows as r
-        where r.topic_id = settle.topic_id
+        values (settle.topic_id, (random() * 2147483646)::int + 1, coalesce(proven, 0), 0)
         returning slot into chosen;
     end if;
 
