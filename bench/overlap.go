@@ -49,15 +49,9 @@ func overlap(ctx context.Context, e *Env) error {
 		if left > 0 {
 			continue
 		}
-		all := d.sorted()
-		longest := quantile(all, 1)
-		e.Logf("overlap: %s: %d messages, p50 %v, p99 %v, max %v", c.name, len(all), quantile(all, 0.5), quantile(all, 0.99), longest)
 		// A commit that the disk holds up is a long transaction, and what follows it waits for it.
 		e.Record("longest producer transaction, "+c.name, "ms", milliseconds(d.longest))
-		e.Parameter("delays above "+c.limit.String()+", "+c.name, d.outliers(c.limit))
-		e.Record("p50, "+c.name, "ms", milliseconds(quantile(all, 0.5)))
-		e.Record("p99, "+c.name, "ms", milliseconds(quantile(all, 0.99)))
-		e.Record("max, "+c.name, "ms", milliseconds(longest))
+		longest := d.record(e, "overlap", c.name, c.limit)
 		e.Target("max, "+c.name, fmt.Sprintf("<= %v", c.limit), longest.String(), longest <= c.limit)
 	}
 	if lost > 0 {

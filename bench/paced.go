@@ -95,6 +95,18 @@ func (d *delays) outliers(limit time.Duration) string {
 	return fmt.Sprintf("%d of %d, at %v", n, len(d.sent), slices.Sorted(maps.Keys(at)))
 }
 
+// record puts the delays of one case into the result, with those above limit, and returns the longest.
+func (d *delays) record(e *Env, workload, name string, limit time.Duration) time.Duration {
+	all := d.sorted()
+	p50, p99, longest := quantile(all, 0.5), quantile(all, 0.99), quantile(all, 1)
+	e.Logf("%s: %s: %d messages, p50 %v, p99 %v, max %v", workload, name, len(all), p50, p99, longest)
+	e.Parameter("delays above "+limit.String()+", "+name, d.outliers(limit))
+	e.Record("p50, "+name, "ms", milliseconds(p50))
+	e.Record("p99, "+name, "ms", milliseconds(p99))
+	e.Record("max, "+name, "ms", milliseconds(longest))
+	return longest
+}
+
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0

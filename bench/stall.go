@@ -80,13 +80,7 @@ func stall(ctx context.Context, e *Env) error {
 		if left > 0 {
 			continue
 		}
-		all := d.sorted()
-		longest := quantile(all, 1)
-		e.Logf("stall: %s: %d messages, p50 %v, p99 %v, max %v", k.name, len(all), quantile(all, 0.5), quantile(all, 0.99), longest)
-		e.Parameter("delays above "+stallLimit.String()+", "+k.name, d.outliers(stallLimit))
-		e.Record("p50, "+k.name, "ms", milliseconds(quantile(all, 0.5)))
-		e.Record("p99, "+k.name, "ms", milliseconds(quantile(all, 0.99)))
-		e.Record("max, "+k.name, "ms", milliseconds(longest))
+		longest := d.record(e, "stall", k.name, stallLimit)
 		if k.name != "none" {
 			e.Target("max, "+k.name, "< 1000 ms", longest.String(), longest < stallLimit)
 		}
