@@ -51,6 +51,8 @@ type Client struct {
 	texts  sync.Map // file of sql/client -> text
 	topics sync.Map // name -> topicInfo
 	waker  waker
+	// handlers bounds the handlers that hold a connection of the pool
+	handlers chan struct{}
 }
 
 // Open connects to the server that dsn names (a URL or keyword/value string as pgx takes it; "" for the PG* environment
@@ -115,6 +117,7 @@ func New(pool *pgxpool.Pool, o *Options) (*Client, error) {
 		c.log = slog.Default()
 	}
 	c.waker.init(c)
+	c.handlers = make(chan struct{}, max(1, pool.Config().MaxConns-1))
 	return c, nil
 }
 

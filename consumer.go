@@ -22,14 +22,15 @@ type ConsumerOptions struct {
 	// BatchSize is how many messages a HandleBatch handler gets at the most, 1 to 10,000. Default 100.
 	BatchSize int
 	// Prefetch is how many messages are claimed ahead at the most, those being handled included, 1 to 100,000. Default: the
-	// larger of 200 and twice what all handlers take. PrefetchBytes is the same in bytes of payload, default 16 MiB; a
+	// larger of 200 and twice what all handlers take; of a queue group, what all handlers take. PrefetchBytes is the same in bytes of payload, default 16 MiB; a
 	// single larger message is taken alone.
 	Prefetch      int
 	PrefetchBytes int64
 	// Lease is how long claimed messages stay this consumer's without a sign of life, 100 ms to 1 day. Default 15 s. It is
 	// renewed at a third of it while the process lives; when the process dies, others take its messages over after that.
 	Lease time.Duration
-	// HandlerTimeout is how long a handler may take. Default 1 min, negative: without limit. After it the handler's context
+	// HandlerTimeout is how long a handler may take, unless the message says (Message.Timeout) and is handled by itself. Default
+	// 1 min, negative: without limit. After it the handler's context
 	// ends and the message is retried; a handler that ignores its context loses its place to another a second later.
 	HandlerTimeout time.Duration
 	// StopTimeout is how long running handlers may finish after Run's context has ended. Default 10 s, negative: without
@@ -122,6 +123,8 @@ type Consumer struct {
 	topic, group string
 	handler      Handler
 	o            ConsumerOptions
+	// prefetchDefault: Prefetch was not given
+	prefetchDefault bool
 
 	running atomic.Bool
 	stats   struct {
@@ -150,7 +153,12 @@ func (c *Client) NewConsumer(topic, group string, handler Handler, o *ConsumerOp
 	if err != nil {
 		return nil, err
 	}
-	return &Consumer{c: c, topic: topic, group: group, handler: handler, o: complete}, nil
+	if handler.pooled && c.pool.Config().MaxConns < 2 {
+		return nil, invalid("pool_max_conns", 1, "a handler with a transaction needs a pool of at least 2 connections: one renews leases meanwhile")
+	}
+	return &Consumer{
+		c: c, topic: topic, group: group, handler: handler, o: complete, prefetchDefault: o.Prefetch == 0,
+	}, nil
 }
 
 // Name is what identifies the consumer in leases.

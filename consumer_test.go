@@ -509,7 +509,7 @@ func TestPoisonousMessage(t *testing.T) {
 						deaths++
 					case <-time.After(10 * time.Millisecond):
 						g := group(t, c, "t", "g")
-						done = g.Lag == 0 && g.Leases == 0 && g.Retrying == 0 && g.Dead > 0
+						done = g.Lag == 0 && g.Leases == 0 && g.Retrying == 0 && g.Waiting == 0 && g.Dead > 0
 						if done || time.Now().After(deadline) {
 							_ = cmd.Process.Kill()
 							<-ended

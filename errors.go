@@ -43,6 +43,8 @@ var (
 	// ErrStopped: the cause of a handler's cancelled context when its consumer stops and StopTimeout has passed. The message
 	// is released to other consumers; the attempt does not count.
 	ErrStopped = errors.New("consumer stopped")
+	// ErrInUse: a group is not paused, or a consumer holds a lease of it. Pause it, wait until nothing is held, then try again.
+	ErrInUse = errors.New("in use")
 	// ErrServer: the server is older than PostgreSQL 14.
 	ErrServer = errors.New("server is too old")
 )
@@ -58,6 +60,7 @@ var sentinels = map[string]error{
 	"WE008": ErrSequence,
 	"WE010": ErrLeaseLost,
 	"WE011": ErrNoMessage,
+	"WE012": ErrInUse,
 	"25006": ErrStandby, // COPY during recovery
 	"22P02": ErrFormat,  // not JSON
 	"22P05": ErrFormat,  // \u0000 in jsonb

@@ -11,14 +11,17 @@ import (
 
 // Handler is what a consumer does with messages. Make one with Handle or HandleBatch.
 type Handler struct {
-	run   func(ctx context.Context, messages []*raw) []error
+	run   func(ctx context.Context, s *session, messages []*raw) []error
 	batch bool
+	// pooled: it takes a connection of the client's pool
+	pooled bool
 }
 
 // raw is a message before its payload is decoded.
 type raw struct {
 	Received[[]byte]
-	lease int64
+	lease   int64
+	timeout time.Duration
 }
 
 // as gives the message with a decoded value.
@@ -40,7 +43,7 @@ func (m *raw) as(value []byte) *Received[[]byte] {
 // or when the consumer stops and its StopTimeout has passed (ErrStopped). A message can be handed out more than once:
 // a handler's effects must bear that.
 func Handle[T any](handle func(ctx context.Context, message *Received[T]) error) Handler {
-	return Handler{run: func(ctx context.Context, messages []*raw) []error {
+	return Handler{run: func(ctx context.Context, _ *session, messages []*raw) []error {
 		message, err := decode[T](messages[0])
 		if err == nil {
 			err = handle(ctx, message)
@@ -52,7 +55,7 @@ func Handle[T any](handle func(ctx context.Context, message *Received[T]) error)
 // HandleBatch makes a Handler that takes up to ConsumerOptions.BatchSize messages at a time. An error it returns is that of
 // each message, unless it is, or wraps, a *BatchError, which names those that failed.
 func HandleBatch[T any](handle func(ctx context.Context, messages []*Received[T]) error) Handler {
-	return Handler{batch: true, run: func(ctx context.Context, messages []*raw) []error {
+	return Handler{batch: true, run: func(ctx context.Context, _ *session, messages []*raw) []error {
 		errs := make([]error, len(messages))
 		decoded := make([]*Received[T], 0, len(messages))
 		at := make([]int, 0, len(messages))
@@ -118,10 +121,15 @@ func Dead(err error) error { return &verdict{err: err, dead: true} }
 // RetryIn marks an error of a handler: the message is tried again after d (at most 365 days), and this attempt does not count.
 func RetryIn(d time.Duration, err error) error { return &verdict{err: err, after: d} }
 
+// RetryAfter marks an error of a handler: the message is tried again after d (at most 365 days) instead of the group's RetryDelay.
+// The attempt counts: after the group's MaxAttempts the message is dead.
+func RetryAfter(d time.Duration, err error) error { return &verdict{err: err, after: d, counts: true} }
+
 type verdict struct {
-	err   error
-	dead  bool
-	after time.Duration
+	err    error
+	dead   bool
+	counts bool
+	after  time.Duration
 }
 
 func (v *verdict) Error() string {
@@ -141,7 +149,7 @@ type panicError struct {
 func (e *panicError) Error() string { return fmt.Sprintf("panic: %v\n%s", e.value, e.stack) }
 
 // call runs a handler and turns a panic into the error of each message.
-func (h Handler) call(ctx context.Context, messages []*raw) (errs []error) {
+func (h Handler) call(ctx context.Context, s *session, messages []*raw) (errs []error) {
 	defer func() {
 		if v := recover(); v != nil {
 			errs = make([]error, len(messages))
@@ -150,5 +158,5 @@ func (h Handler) call(ctx context.Context, messages []*raw) (errs []error) {
 			}
 		}
 	}()
-	return h.run(ctx, messages)
+	return h.run(ctx, s, messages)
 }

@@ -403,6 +403,6 @@ func drained(t *testing.T, c *weir.Client, topic, name string) {
 	t.Helper()
 	eventually(t, "group "+name+" is drained", func() bool {
 		g := group(t, c, topic, name)
-		return g.Lag == 0 && g.Leases == 0 && g.Retrying == 0
+		return g.Lag == 0 && g.Leases == 0 && g.Retrying == 0 && g.Waiting == 0
 	})
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // compatible is the lowest schema version whose library can work on the schema that this library installs.
-const compatible = 1
+const compatible = 2
 
 // schemaVersion is the version this library installs: the number of its last schema step.
 var schemaVersion = len(sql.List("schema"))

@@ -3,6 +3,7 @@ package weir
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -41,10 +42,12 @@ func (c *Client) received(ctx context.Context, name string, args ...any) (list [
 			key, headers *string
 			payload      []byte
 			data         []byte
+			timeout      float64
 		)
-		if err := rows.Scan(&m.ID, &key, &headers, &payload, &data, &m.ProducedAt, &m.Attempt, &m.lease); err != nil {
+		if err := rows.Scan(&m.ID, &key, &headers, &payload, &data, &m.ProducedAt, &m.Attempt, &m.lease, &timeout); err != nil {
 			return err
 		}
+		m.timeout = time.Duration(timeout * float64(time.Second))
 		m.Raw = payload
 		if payload == nil {
 			m.Raw = data

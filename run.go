@@ -30,10 +30,13 @@ const (
 // leases and watches handlers. All state is under mu.
 //
 // A message goes: claimed -> queue -> an execution -> settled. Its lease is acknowledged when all its messages are settled.
-// Settled is what needs no more handling: handled, or stored as a delivery of its own.
+// Settled is what needs no more handling: handled, or stored as a delivery of its own. In an ordered group only the first message
+// of a key in a lease is in the queue; the next one follows when that is settled, and none when it failed.
 type run struct {
 	k *Consumer
 	c *Client
+	// mode of the group; in an ordered one, one message of a key at a time
+	mode Mode
 
 	// base outlives the context of Run: it ends when the run has settled everything that it could.
 	base   context.Context
@@ -57,13 +60,19 @@ type run struct {
 }
 
 type lease struct {
-	id   int64
-	open int     // messages that are not settled
-	done []int64 // ids of those that are
+	id    int64
+	items []*item // in id order
+	open  int     // how many of them are not settled
+	// prefix is how many of them are settled without a gap
+	prefix int
+	// next are the messages, by key, that wait for an earlier one of their key
+	next map[string][]*item
+	// ended: acknowledged already, in a handler's transaction
+	ended bool
 	// single: it is a delivery's. Recording a failure ends it, while that of a range goes on.
 	single bool
-	// failing while a failure is being recorded that may have ended it
-	failing bool
+	// ending while a call is under way that may have ended it
+	ending bool
 	// deadline is when it has certainly expired, by this process's clock: that of the last call that set it, plus its length.
 	deadline time.Time
 	lost     bool
@@ -74,11 +83,14 @@ type item struct {
 	lease   *lease
 	// gone once it is settled or dropped: it counts no more
 	gone bool
+	// done once it is settled
+	done bool
 }
 
 // execution is one call of the handler.
 type execution struct {
 	items     []*item
+	timeout   time.Duration // how long it may take; not positive: without limit
 	cancel    context.CancelCauseFunc
 	began     time.Time // zero once it no longer runs the handler
 	abandoned bool
@@ -100,10 +112,27 @@ func newRun(ctx context.Context, k *Consumer) *run {
 func (r *run) serve(ctx context.Context) error {
 	defer r.finish()
 	call, done := r.callContext(ctx)
-	_, err := one[string](call, r.c, nil, "group_info", r.k.topic, r.k.group)
+	mode, err := one[string](call, r.c, nil, "group_info", r.k.topic, r.k.group)
 	done()
 	if err != nil && r.permanent(err) {
 		return wrap(err, "consume topic %q as group %q", r.k.topic, r.k.group)
+	}
+	for err != nil && ctx.Err() == nil { // the mode has to be known before anything is handled
+		r.log("consumer cannot reach its group, it tries again", logError, err)
+		pause(ctx, jitter(time.Second))
+		call, done := r.callContext(ctx)
+		mode, err = one[string](call, r.c, nil, "group_info", r.k.topic, r.k.group)
+		done()
+		if err != nil && r.permanent(err) {
+			return wrap(err, "consume topic %q as group %q", r.k.topic, r.k.group)
+		}
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	r.mode = Mode(mode)
+	if r.mode == Queue && r.k.prefetchDefault {
+		r.k.o.Prefetch = max(1, r.k.o.Concurrency*r.k.o.BatchSize)
 	}
 	hints, unsubscribe := r.c.waker.subscribe(r.k.topic)
 	defer unsubscribe()
@@ -111,6 +140,7 @@ func (r *run) serve(ctx context.Context) error {
 		r.tasks.Go(r.worker)
 	}
 	r.tasks.Go(r.keep)
+	r.tasks.Go(r.present)
 	err = r.turns(ctx, hints)
 	r.stop()
 	return wrap(err, "consume topic %q as group %q", r.k.topic, r.k.group)
@@ -219,7 +249,7 @@ func (r *run) turns(ctx context.Context, hints <-chan struct{}) error {
 }
 
 // room is how many messages to claim now. It is 0 until half of what may be prefetched is settled, so that claims are not
-// made one message at a time.
+// made one message at a time; in a queue group, whose messages are slow jobs and another's as well, until a worker is idle.
 func (r *run) room() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,10 +258,11 @@ func (r *run) room() int {
 
 func (r *run) roomLocked() int {
 	room := r.k.o.Prefetch - r.buffered
-	if r.stopping || room*2 < r.k.o.Prefetch || r.bytes*2 > r.k.o.PrefetchBytes {
+	enough := room*2 >= r.k.o.Prefetch || r.mode == Queue && len(r.queue) == 0
+	if r.stopping || !enough || r.bytes*2 > r.k.o.PrefetchBytes {
 		return 0
 	}
-	return min(room, claimMessages)
+	return max(0, min(room, claimMessages))
 }
 
 // turn acknowledges what is settled, and claims what there is room for. later is when a lease expires or a delivery is due, 0
@@ -315,33 +346,33 @@ func (r *run) turn(ctx context.Context) (got, waiting bool, later time.Duration,
 		r.k.stats.lost.Add(int64(len(lost)))
 		r.log("acknowledgement refused, the lease was lost: its messages are handed out again", logCount, len(lost), logLease, lost[0])
 	}
-	if len(deliveries) > 0 {
-		r.load(ctx, "fetch_deliveries", deliveries)
-	}
-	for _, id := range ranges {
-		r.load(ctx, "fetch", id)
+	switch {
+	case len(ranges) == 1 && len(deliveries) == 0:
+		r.load(ctx, "fetch", ranges)
+	case len(ranges)+len(deliveries) > 0:
+		r.load(ctx, "fetch_many", append(slices.Clone(ranges), deliveries...))
 	}
 	return len(ranges)+len(deliveries) > 0, waiting, later, nil
 }
 
-// load reads the messages of leases and queues them.
-func (r *run) load(ctx context.Context, statement string, ids any) {
-	all, many := ids.([]int64)
-	if !many {
-		all = []int64{ids.(int64)}
+// load reads the messages of leases and queues them: fetch those of one, fetch_many those of many.
+func (r *run) load(ctx context.Context, statement string, ids []int64) {
+	var wanted any = ids
+	if statement == "fetch" {
+		wanted = ids[0]
 	}
 	var messages []*raw
 	for try := 1; ; try++ {
 		call, done := r.callContext(ctx)
 		var err error
-		messages, err = r.c.received(call, statement, ids)
+		messages, err = r.c.received(call, statement, wanted)
 		done()
 		if err == nil {
 			break
 		}
 		if errors.Is(err, ErrLeaseLost) || try == 3 || ctx.Err() != nil {
 			r.log("cannot read claimed messages, they are released", logError, err)
-			for _, id := range all {
+			for _, id := range ids {
 				r.release(id)
 			}
 			return
@@ -359,9 +390,22 @@ func (r *run) load(ctx context.Context, statement string, ids any) {
 		l.open++
 		r.buffered++
 		r.bytes += int64(len(m.Raw))
-		r.queue = append(r.queue, &item{message: m, lease: l})
+		it := &item{message: m, lease: l}
+		l.items = append(l.items, it)
+		if r.mode == Ordered && m.Key != "" {
+			waiting, busy := l.next[m.Key]
+			if l.next == nil {
+				l.next = map[string][]*item{}
+			}
+			if busy {
+				l.next[m.Key] = append(waiting, it)
+				continue
+			}
+			l.next[m.Key] = nil
+		}
+		r.queue = append(r.queue, it)
 	}
-	for _, id := range all {
+	for _, id := range ids {
 		if l := r.held[id]; l != nil && l.open == 0 { // all of it was settled by an earlier holder
 			r.acks = append(r.acks, id)
 			r.kicked()
@@ -376,13 +420,22 @@ func (r *run) release(id int64) {
 	r.mu.Lock()
 	l := r.held[id]
 	delete(r.held, id)
+	var done []int64
+	if l != nil {
+		r.dropNext(l)
+		for _, it := range l.items {
+			if it.done {
+				done = append(done, it.message.ID)
+			}
+		}
+	}
 	r.mu.Unlock()
-	if l == nil || l.lost {
+	if l == nil || l.lost || l.ended {
 		return
 	}
 	call, cancel := context.WithTimeout(r.base, 2*time.Second)
 	defer cancel()
-	if _, err := one[bool](call, r.c, nil, "release", id, r.k.o.Name, l.done); err != nil {
+	if _, err := one[bool](call, r.c, nil, "release", id, r.k.o.Name, done); err != nil {
 		r.log("cannot release a lease, it expires by itself", logLease, id, logError, err)
 	}
 }
@@ -434,6 +487,12 @@ func (r *run) next() (*execution, context.Context) {
 		if len(e.items) == 0 {
 			continue
 		}
+		e.timeout = r.k.o.HandlerTimeout
+		for _, it := range e.items {
+			if len(e.items) == 1 && it.message.timeout > 0 {
+				e.timeout = it.message.timeout
+			}
+		}
 		ctx, cancel := context.WithCancelCause(r.base)
 		e.cancel = cancel
 		r.active[e] = true
@@ -445,9 +504,9 @@ func (r *run) next() (*execution, context.Context) {
 // execute runs the handler and settles its messages. It returns false when the worker has lost its place.
 func (r *run) execute(ctx context.Context, e *execution) (goOn bool) {
 	defer e.cancel(nil)
-	if r.k.o.HandlerTimeout > 0 {
+	if e.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, r.k.o.HandlerTimeout, ErrHandlerTimeout)
+		ctx, cancel = context.WithTimeoutCause(ctx, e.timeout, ErrHandlerTimeout)
 		defer cancel()
 	}
 	returned := false
@@ -487,7 +546,7 @@ func (r *run) execute(ctx context.Context, e *execution) (goOn bool) {
 			messages[k] = e.items[i].message
 		}
 		var again []int
-		for k, err := range r.k.handler.call(ctx, messages) {
+		for k, err := range r.k.handler.call(ctx, &session{r: r, e: e}, messages) {
 			errs[todo[k]] = err
 			if err != nil && transient(err) && ctx.Err() == nil {
 				again = append(again, todo[k])
@@ -512,7 +571,7 @@ func (r *run) settle(ctx context.Context, e *execution, errs []error) {
 		case err == nil:
 			r.k.stats.handled.Add(1)
 			r.settled(it)
-		case errors.Is(cause, ErrStopped) || errors.Is(cause, ErrLeaseLost):
+		case errors.Is(cause, ErrStopped) || errors.Is(cause, ErrLeaseLost) || errors.Is(err, errNotHeld):
 			r.mu.Lock()
 			r.dropped(it)
 			r.mu.Unlock()
@@ -550,7 +609,10 @@ func (r *run) fail(it *item, failure error) {
 	case errors.As(failure, &v) && v.dead:
 		outcome = "dead"
 	case errors.As(failure, &v):
-		outcome, in = "postpone", min(max(v.after, 0), maxRetryIn).Seconds()
+		in = min(max(v.after, 0), maxRetryIn).Seconds()
+		if !v.counts {
+			outcome = "postpone"
+		}
 	case errors.Is(failure, ErrHandlerTimeout):
 		// What the driver says of a context that has ended is no reason to leave the attempt out of the count.
 	case transient(failure):
@@ -559,7 +621,7 @@ func (r *run) fail(it *item, failure error) {
 	// What the database cannot store as text must not keep the failure from being recorded.
 	text := strings.ReplaceAll(strings.ToValidUTF8(failure.Error(), "\uFFFD"), "\x00", "\uFFFD")
 	r.mu.Lock()
-	it.lease.failing = it.lease.single
+	it.lease.ending = it.lease.single
 	r.mu.Unlock()
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		call, cancel := context.WithTimeout(r.base, callTimeout)
@@ -592,26 +654,72 @@ func (r *run) settled(it *item) {
 	if it.gone {
 		return
 	}
+	r.done(it)
 	l := it.lease
+	if waiting := l.next[it.message.Key]; len(waiting) > 0 && !l.lost {
+		l.next[it.message.Key] = waiting[1:]
+		r.queue = append(r.queue, waiting[0])
+		r.work.Signal()
+	} else {
+		delete(l.next, it.message.Key)
+	}
+	r.acknowledge(l)
+}
+
+// done counts a message as settled. The caller holds mu.
+func (r *run) done(it *item) {
+	l := it.lease
+	it.done = true
 	l.open--
-	l.done = append(l.done, it.message.ID)
-	if l.open == 0 && !l.lost {
-		r.acks = append(r.acks, l.id)
-		r.kicked()
+	for l.prefix < len(l.items) && l.items[l.prefix].done {
+		l.prefix++
 	}
 	r.forget(it)
 }
 
+// acknowledge has a lease acknowledged whose messages are all settled. The caller holds mu.
+func (r *run) acknowledge(l *lease) {
+	switch {
+	case l.open > 0 || l.lost:
+	case l.ended:
+		delete(r.held, l.id)
+	default:
+		r.acks = append(r.acks, l.id)
+		r.kicked()
+	}
+}
+
+// dropNext leaves to others what waits in a lease for an earlier message of its key. The caller holds mu.
+func (r *run) dropNext(l *lease) {
+	for _, waiting := range l.next {
+		for _, it := range waiting {
+			r.dropped(it)
+		}
+	}
+	l.next = nil
+}
+
 // recorded counts a message as done whose failure is stored.
 func (r *run) recorded(it *item) {
-	if !it.lease.single {
-		r.settled(it)
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.held, it.lease.id)
-	r.dropped(it)
+	if it.gone {
+		return
+	}
+	l := it.lease
+	if l.single {
+		delete(r.held, l.id)
+		r.dropped(it)
+		r.kicked() // to hear when the retry is due
+		return
+	}
+	r.done(it)
+	// In an ordered group the server has parked what follows of its key.
+	for _, next := range l.next[it.message.Key] {
+		r.done(next)
+	}
+	delete(l.next, it.message.Key)
+	r.acknowledge(l)
 }
 
 // dropped leaves a message to others. The caller holds mu.
@@ -628,7 +736,7 @@ func (r *run) forget(it *item) {
 	r.buffered--
 	r.bytes -= int64(len(it.message.Raw))
 	r.k.stats.buffered.Store(int64(r.buffered))
-	if before == 0 && r.roomLocked() > 0 {
+	if now := r.roomLocked(); now > 0 && (before == 0 || r.mode == Queue) {
 		r.kicked()
 	}
 }
@@ -640,6 +748,7 @@ func (r *run) lose(l *lease) {
 	}
 	l.lost = true
 	delete(r.held, l.id)
+	r.dropNext(l)
 	r.k.stats.lost.Add(1)
 	r.log("lease lost: its messages are handed out again", logLease, l.id)
 	for e := range r.active {
@@ -681,7 +790,7 @@ func (r *run) watch() {
 	var hung []*execution
 	r.mu.Lock()
 	for e := range r.active {
-		if r.k.o.HandlerTimeout > 0 && !e.began.IsZero() && now.Sub(e.began) > r.k.o.HandlerTimeout+grace {
+		if e.timeout > 0 && !e.began.IsZero() && now.Sub(e.began) > e.timeout+grace {
 			hung = append(hung, e)
 			r.abandon(e)
 		}
@@ -748,7 +857,7 @@ func (r *run) renew() bool {
 		case l == nil:
 		case still[id]:
 			l.deadline = began.Add(r.k.o.Lease)
-		case l.open > 0 && !l.failing: // else it was acknowledged or ended meanwhile
+		case l.open > 0 && !l.ending: // else it was acknowledged or ended meanwhile
 			r.lose(l)
 		}
 	}
@@ -763,6 +872,9 @@ func (r *run) stop() {
 		r.dropped(it)
 	}
 	r.queue = nil
+	for _, l := range r.held {
+		r.dropNext(l)
+	}
 	r.work.Broadcast()
 	r.mu.Unlock()
 
@@ -816,6 +928,7 @@ func (r *run) stop() {
 	for _, id := range open {
 		r.release(id)
 	}
+	r.absent()
 	r.finish()
 	r.tasksDone()
 }

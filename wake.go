@@ -37,7 +37,9 @@ type waker struct {
 	sending   bool
 	waiting   map[string]map[chan struct{}]bool // topic -> consumers
 	listening atomic.Bool
-	listener  context.CancelFunc
+	// backend is the server's process for the connection that listens, 0 while there is none.
+	backend  atomic.Int64
+	listener context.CancelFunc
 }
 
 func (w *waker) init(c *Client) {
@@ -153,6 +155,7 @@ func (w *waker) listen(ctx context.Context) {
 		began := time.Now()
 		err := w.listenOnce(ctx)
 		w.listening.Store(false)
+		w.backend.Store(0)
 		if ctx.Err() != nil {
 			return
 		}
@@ -190,6 +193,7 @@ func (w *waker) listenOnce(ctx context.Context) error {
 		return err
 	}
 	w.listening.Store(true)
+	w.backend.Store(int64(conn.PgConn().PID()))
 	// What was told before this connection listened is lost: let everyone look once.
 	w.mu.Lock()
 	for topic := range w.waiting {

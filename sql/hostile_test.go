@@ -1790,7 +1790,7 @@ func TestLogicalReplica(t *testing.T) {
 						s := r.session("s")
 						s.do("select weir.create_topic('t', '{\"segment_size\": 1000}')")
 						s.do("select weir.create_topic('fresh', '{\"segment_size\": 1000}')")
-						s.do("truncate " + tables)
+						s.do("truncate " + tables + " cascade")
 						p.do("create publication weir for table " + tables + ", weir.log_1, weir.log_2 with (publish_via_partition_root = true)")
 						s.do(fmt.Sprintf("create subscription %s connection '%s' publication weir", database, source.DSN(database)))
 						r.until("the tables are there", func() bool {

@@ -6,7 +6,9 @@
 -- max_bytes     bytes of payload at the most; a single larger message is taken alone
 --
 -- Returns a row a lease: first messages that are due for another attempt, one a lease (low = id - 1, high = id), then
--- a range (low, high]. No row: there is nothing to take now. Read each with weir.fetch(), then call weir.ack().
+-- a range (low, high]; of a queue group messages only, one a lease; of an ordered group shards, whose messages, of the range
+-- (low, high], are to be handled in the order in which weir.fetch() gives them. No row: there is nothing to take now. Read each with
+-- weir.fetch(), then call weir.ack().
 --
 -- Commit before handling: only then is the claim anyone else's knowledge. In one transaction with fetch and ack the work of the
 -- transaction and the progress of the group are one; the group's other claims wait for it meanwhile.

@@ -1,73 +1,47 @@
--- weir.claim_range(group_id, topic_id, format, settled, consumer, max_messages, lease, max_bytes): advances the group's
--- cursor over the next messages, at most to settled, and leases them. Returns no row when there were none.
+-- weir.claim_range(of_group, format, settled, consumer, max_messages, lease, max_bytes): the next range of a stream group, leased.
 --
--- settled must have been proven in an earlier statement. A range ends with its segment, so that its messages are read
--- straight from one plain table; a gap of ids is passed in one step a segment.
+-- settled must have been proven in an earlier statement. Messages whose deliver_at has not come become deliveries, which are
+-- due then, and are none of the range's. lease_id is null when there was nothing to take; more then tells that there may be
+-- something further on.
 --
--- Locks: the group's cursor, until the transaction ends; this is what makes claims disjoint. Index: the segment's primary key.
+-- Locks: the group's cursor, until the transaction ends.
 create or replace function weir.claim_range(
-    group_id int, topic_id int, format text, settled bigint, consumer text, max_messages int, lease interval, max_bytes bigint
+    of_group weir.consumer_group, format text, settled bigint, consumer text, max_messages int, lease interval, max_bytes bigint,
+    out lease_id bigint, out low bigint, out high bigint, out more boolean
 )
-returns setof weir.lease
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-    position bigint;
-    start bigint;
-    part record;
-    scanned int;
-    messages int;
-    last_id bigint;
-    taken weir.lease;
+    next record;
+    put_off bigint[];
 begin
-    select c.claimed into position from weir.cursor as c where c.group_id = claim_range.group_id for no key update;
-    start := position;
-    while position < settled loop
-        select s.number, s.low, s.high into part
-        from weir.segment as s
-        where s.topic_id = claim_range.topic_id and s.high > position + 1
-        order by s.high
-        limit 1;
-        exit when part.number is null;
-        -- A segment may begin above the cursor, where older ones were dropped.
-        position := greatest(position, part.low - 1);
-        -- The size of json and bytea is known without decompressing them.
-        execute format(
-            'select count(*) as scanned, count(*) filter (where kept) as messages, max(id) filter (where kept) as last_id
-             from (
-                 select id, sum(bytes) over by_id <= $4 or row_number() over by_id = 1 as kept
-                 from (
-                     select id, %s as bytes from weir.log_%s_%s where id > $1 and id <= $2 order by id limit $3
-                 ) as next
-                 window by_id as (order by id rows unbounded preceding)
-             ) as weighed',
-            case format when 'jsonb' then 'pg_column_size(payload)' when 'bytes' then 'octet_length(payload)'
-                else 'octet_length(payload::text)' end,
-            topic_id, part.number)
-        into scanned, messages, last_id using position, settled, max_messages, max_bytes;
-        if messages > 0 then
-            insert into weir.lease (group_id, low, high, consumer, attempt, expires_at)
-            values (
-                claim_range.group_id, position,
-                case when scanned = max_messages or messages < scanned then last_id
-                    else least(settled, part.high - 1) end,
-                claim_range.consumer, 1, clock_timestamp() + claim_range.lease
-            )
-            returning * into taken;
-            update weir.cursor as c set claimed = taken.high where c.group_id = claim_range.group_id;
-            return next taken;
+    for turn in 1..20 loop
+        select n.* into next from weir.next_range(of_group, format, settled, max_messages, max_bytes, true) as n;
+        more := next.more;
+        if next.low is null then
             return;
         end if;
-        position := least(settled, part.high - 1);
+        put_off := null;
+        if next.delayed then
+            execute format('with stored as (%s returning message_id) select array_agg(message_id) from stored',
+                weir.delivery_sql(of_group.id, of_group.topic_id, format('log_%s_%s', of_group.topic_id, next.segment),
+                    '''ready''', 'deliver_at', '0', 'false', 'null', '''[]''',
+                    'id > $1 and id <= $2 and deliver_at > $3' || weir.filter_sql(of_group)))
+            into put_off
+            using next.low, next.high, clock_timestamp(), null, of_group.key_prefix, of_group.header_match;
+        end if;
+        if next.messages > coalesce(cardinality(put_off), 0) then
+            insert into weir.lease (group_id, low, high, consumer, attempt, expires_at, done)
+            values (of_group.id, next.low, next.high, claim_range.consumer, 1, clock_timestamp() + claim_range.lease, put_off)
+            returning id, low, high into lease_id, low, high;
+            return;
+        end if;
+        more := true;
     end loop;
-    if position > start then
-        update weir.cursor as c set claimed = position where c.group_id = claim_range.group_id;
-    end if;
 end
 $$;

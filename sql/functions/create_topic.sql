@@ -56,6 +56,9 @@ begin
             key text,
             headers jsonb constraint log_headers check (jsonb_typeof(headers) = ''object''),
             payload %2$s not null,
+            deliver_at timestamptz,
+            priority smallint,
+            timeout interval,
             constraint log_%1$s_pk primary key (id)
         ) partition by range (id)',
         new_id, case wanted_format when 'bytes' then 'bytea' else wanted_format end);

@@ -18,11 +18,13 @@ begin
     end if;
     -- Leases before the cursor, as in weir.poll; again after it, for what was claimed meanwhile. Later claims wait for the
     -- cursor and then find it gone.
-    delete from weir.lease as l where l.group_id = dropped;
-    delete from weir.delivery as d where d.group_id = dropped;
-    delete from weir.cursor as c where c.group_id = dropped;
-    delete from weir.lease as l where l.group_id = dropped;
-    delete from weir.delivery as d where d.group_id = dropped;
+    for turn in 1..2 loop
+        perform weir.end_leases(dropped);
+        delete from weir.delivery as d where d.group_id = dropped;
+        delete from weir.cursor as c where c.group_id = dropped;
+    end loop;
+    delete from weir.shard as s where s.group_id = dropped;
+    delete from weir.consumer as c where c.group_id = dropped;
     delete from weir.consumer_group as g where g.id = dropped;
     return true;
 end

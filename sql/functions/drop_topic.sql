@@ -13,14 +13,8 @@ begin
     if dropped is null then
         return false;
     end if;
-    -- Leases and deliveries before cursors, as in weir.poll, and the log last; again after it, for what was claimed meanwhile.
-    for turn in 1..2 loop
-        delete from weir.lease as l using weir.consumer_group as g where l.group_id = g.id and g.topic_id = dropped;
-        delete from weir.delivery as d using weir.consumer_group as g where d.group_id = g.id and g.topic_id = dropped;
-        delete from weir.cursor as c using weir.consumer_group as g where c.group_id = g.id and g.topic_id = dropped;
-    end loop;
+    perform weir.drop_group(topic, g.name) from weir.consumer_group as g where g.topic_id = dropped order by g.id;
     execute format('drop table weir.log_%s', dropped);
-    delete from weir.consumer_group as g where g.topic_id = dropped;
     delete from weir.segment as s where s.topic_id = dropped;
     delete from weir.fence as f where f.topic_id = dropped;
     delete from weir.topic as t where t.id = dropped;

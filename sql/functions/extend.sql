@@ -20,6 +20,8 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set jit = off
 set enable_seqscan = off
+-- Rows are locked in the order of their numbers, as by handlers that acknowledge in a transaction of theirs.
+set enable_bitmapscan = off
 as $$
 begin
     perform weir.check_interval('lease', lease, '100 ms', '1 day');
@@ -36,5 +38,13 @@ begin
     set due_at = clock_timestamp() + lease
     where d.lease_id = any (lease_ids) and d.consumer = extend_many.consumer and d.due_at > clock_timestamp()
     returning d.lease_id;
+    -- Presence costs nothing more here, and nothing at all while a consumer is idle.
+    update weir.consumer as c
+    set seen_at = clock_timestamp()
+    where c.name = extend_many.consumer and c.group_id in (
+        select l.group_id from weir.lease as l where l.id = any (lease_ids)
+        union
+        select d.group_id from weir.delivery as d where d.lease_id = any (lease_ids)
+    );
 end
 $$;

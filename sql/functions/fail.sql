@@ -6,7 +6,8 @@
 --           retry_max, less up to half of it at random
 -- outcome   retry (default); postpone: the attempt does not count; dead: no further attempt
 --
--- The rest of the lease goes on; acknowledge it as usual when its other messages are handled. Called again for the same
+-- The rest of the lease goes on; acknowledge it as usual when its other messages are handled. In an ordered group the later
+-- messages of its key are parked behind it: they are the lease's no more, do not handle them. Called again for the same
 -- message it changes nothing. Returns false, and changes nothing, when the lease is not this consumer's any more.
 -- Errors: WE003, WE011 (the lease has no such message). Locks: the lease's row.
 create or replace function weir.fail(
@@ -23,6 +24,7 @@ as $$
 declare
     held record;
     on_range boolean := true;
+    before int := 0;
     tried int;
     next_state text;
     next_due timestamptz;
@@ -36,7 +38,10 @@ begin
             using errcode = 'WE003', hint = 'Leave it out for retry.';
     end if;
 
-    select l.attempt, l.low, l.high, l.done, g.id as group_id, g.topic_id, g.max_attempts, g.retry_delay, g.retry_max into held
+    select
+        l.id, l.attempt, coalesce(l.low, 0) as low, coalesce(l.high, 0) as high, l.done, l.shard, l.ids, l.retries,
+        g.id as group_id, g.topic_id, g.max_attempts, g.retry_delay, g.retry_max
+    into held
     from weir.lease as l
     join weir.consumer_group as g on g.id = l.group_id
     where l.id = fail.lease_id and l.consumer = fail.consumer and l.expires_at > clock_timestamp()
@@ -44,8 +49,8 @@ begin
     if held.low is null then
         on_range := false;
         select
-            d.attempt, d.message_id - 1 as low, d.message_id as high, null::bigint[] as done, g.id as group_id, g.topic_id,
-            g.max_attempts, g.retry_delay, g.retry_max
+            null::bigint as id, d.attempt, d.message_id - 1 as low, d.message_id as high, null::bigint[] as done, null::int as shard,
+            null::bigint[] as ids, null::bigint[] as retries, g.id as group_id, g.topic_id, g.max_attempts, g.retry_delay, g.retry_max
         into held
         from weir.delivery as d
         join weir.consumer_group as g on g.id = d.group_id
@@ -55,12 +60,21 @@ begin
             return false;
         end if;
     end if;
-    if message_id is null or message_id <= held.low or message_id > held.high then
+    if message_id = any (held.done) then
+        return true;
+    end if;
+    if held.shard is not null and coalesce(message_id <> all (coalesce(held.ids, '{}') || coalesce(held.retries, '{}')), true) then
+        raise exception 'lease % has no message %', lease_id, coalesce(message_id::text, 'null')
+            using errcode = 'WE011', hint = 'weir.fetch() lists the messages of the lease.';
+    elsif held.shard is null and (message_id is null or message_id <= held.low or message_id > held.high) then
         raise exception 'lease % has no message %', lease_id, coalesce(message_id::text, 'null')
             using errcode = 'WE011', hint = format('It holds the ids from %s to %s.', held.low + 1, held.high);
     end if;
 
-    tried := held.attempt - case outcome when 'postpone' then 1 else 0 end;
+    if message_id = any (held.retries) then
+        select d.attempt into before from weir.delivery as d where d.group_id = held.group_id and d.message_id = fail.message_id;
+    end if;
+    tried := before + held.attempt - case outcome when 'postpone' then 1 else 0 end;
     next_state := case when outcome = 'dead' or outcome = 'retry' and tried >= held.max_attempts then 'dead' else 'ready' end;
     next_due := clock_timestamp() + coalesce(
         retry_in,
@@ -75,17 +89,13 @@ begin
         return true;
     end if;
 
-    if message_id = any (held.done) then
+    if held.shard is not null then
+        perform weir.set_aside(held.id, message_id, next_state, next_due, tried, weir.error_entry(before + held.attempt, fail.error));
         return true;
     end if;
-    execute format(
-        'insert into weir.delivery (group_id, message_id, state, due_at, attempt, key, headers, %s, produced_at, errors)
-         select $1, id, $3, $4, $5, key, headers, payload, produced_at, jsonb_build_array($6)
-         from weir.%I
-         where id = $2
-         on conflict do nothing',
-        weir.payload_column(held.topic_id), weir.segment_name(held.topic_id, held.high))
-    using held.group_id, message_id, next_state, next_due, tried, weir.error_entry(held.attempt, fail.error);
+    execute weir.delivery_sql(held.group_id, held.topic_id, weir.segment_name(held.topic_id, held.high),
+        '$2', '$3', '$4', 'false', 'null', 'jsonb_build_array($5)', 'id = $1')
+    using message_id, next_state, next_due, tried, weir.error_entry(held.attempt, fail.error);
     get diagnostics stored = row_count;
     if stored = 0 and not exists (
         select from weir.delivery as d where d.group_id = held.group_id and d.message_id = fail.message_id
@@ -95,5 +105,66 @@ begin
     end if;
     update weir.lease as l set done = coalesce(l.done, '{}') || fail.message_id where l.id = fail.lease_id;
     return true;
+end
+$$;
+
+-- weir.set_aside(lease_id, message_id, next_state, next_due, tried, error): a message of a shard's lease failed: stores its delivery, and
+-- parks behind it what else of its key is in the lease. Were the key to go on after a message that is dead in this very lease,
+-- the holder would have to be told; so it goes on with the shard's next lease.
+--
+-- The caller has locked the lease.
+create or replace function weir.set_aside(
+    lease_id bigint, message_id bigint, next_state text, next_due timestamptz, tried int, error jsonb
+)
+returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    held weir.lease;
+    topic_id int;
+    segment text;
+    of_key text;
+    parked bigint[];
+begin
+    select l.* into held from weir.lease as l where l.id = set_aside.lease_id;
+    select g.topic_id into topic_id from weir.consumer_group as g where g.id = held.group_id;
+    segment := weir.segment_name(topic_id, held.high);
+    if message_id = any (held.retries) then
+        update weir.delivery as d
+        set state = set_aside.next_state, due_at = set_aside.next_due, attempt = set_aside.tried, suspect = false,
+            errors = d.errors || set_aside.error
+        where d.group_id = held.group_id and d.message_id = set_aside.message_id
+        returning d.key into of_key;
+        select array_agg(d.message_id) into parked
+        from weir.delivery as d
+        where d.group_id = held.group_id and d.message_id = any (held.retries)
+          and (d.message_id = set_aside.message_id or d.key = of_key and d.message_id > set_aside.message_id);
+        update weir.lease as l
+        set retries = nullif(array(select i from unnest(l.retries) as i where i <> all (parked)), '{}')
+        where l.id = held.id;
+    else
+        execute format(
+            'with failed as (
+                select key from weir.%1$I where id = $1
+            ),
+            stored as (%2$s returning d.message_id)
+            select (select array_agg(s.message_id) from stored as s), (select f.key from failed as f)',
+            segment,
+            weir.delivery_sql(held.group_id, topic_id, segment,
+                'case when id = $1 then $2 else ''parked'' end',
+                'case when id = $1 then $3 else coalesce(deliver_at, clock_timestamp()) end',
+                'case when id = $1 then $4 else 0 end', 'false', '$5',
+                'case when id = $1 then jsonb_build_array($6) else ''[]'' end',
+                'id = any ($7) and id <> all ($8) and (id = $1 or id > $1 and key = (select f.key from failed as f))'))
+        into parked, of_key
+        using message_id, next_state, next_due, tried, held.shard, error, held.ids, coalesce(held.done, '{}');
+    end if;
+    update weir.lease as l set done = coalesce(l.done, '{}') || parked where l.id = held.id;
+    perform weir.order_keys(held.group_id, array[of_key]);
 end
 $$;

@@ -14,19 +14,22 @@
 --
 -- Returns a row for each thing the consumer has to know:
 --   state     lease_id  low, high         attempt
---   fresh     the lease (low, high]       1             a range nobody has had
---   takeover  the lease (low, high]       2 or more     a range whose lease expired or was released
+--   fresh     the lease (low, high]       1             a range nobody has had; in an ordered group, a shard with messages from it
+--   takeover  the lease (low, high]       2 or more     one whose lease expired or was released
 --   retry     the lease (id - 1, id]      1 or more     a delivery
 --   lost      the lease null              null          an entry of acks that was not this consumer's any more
 --   waiting   null      settled, head     null          nothing to take, but messages wait for the fence
---   later     null      null, n           null          nothing to take, but a lease expires or a delivery is due in n ms
+--   later     null      null, n           null          nothing to take, but a lease expires or a delivery is due in n ms, or
+--                                                       there is more to look through
+--   paused    null      null              null          the group is paused: nothing is handed out
 --
 -- When there is nothing to do it is one read-only statement and assigns no xid.
 --
 -- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
 -- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, deliveries and one expired lease (skips
--- those that others have), the group's cursor (waits; held until the transaction ends).
--- Indexes: primary keys, topic_name_unique, group_name_unique, lease_expiry, delivery_due, delivery_lease.
+-- those that others have), rows of weir.shard (skips those that others have), the group's cursor (waits in a stream group; held until
+-- the transaction ends).
+-- Indexes: primary keys, topic_name_unique, group_name_unique, lease_expiry, delivery_due, delivery_suspect, delivery_lease.
 create or replace function weir.poll(
     topic text, grp text, consumer text, max_messages int, lease interval, max_bytes bigint, acks bigint[], own_transaction boolean
 )
@@ -49,6 +52,8 @@ declare
     head bigint;
     settled bigint;
     taken record;
+    on_group weir.consumer_group;
+    more boolean := false;
 begin
     if max_messages is null or max_messages not between 0 and 10000 then
         perform weir.check_range('max_messages', max_messages, 0, 10000);
@@ -64,13 +69,22 @@ begin
     end if;
 
     select
-        t.id as topic_id, t.format, t.sequence, t.segment_size, g.id as group_id, g.max_attempts, g.split_after, c.claimed,
+        t.id as topic_id, t.format, t.sequence, t.segment_size, g as of_group, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
         (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
-        (
-            select d.due_at from weir.delivery as d where d.group_id = g.id and d.state <> 'dead' order by d.due_at limit 1
+        least(
+            (
+                select d.due_at from weir.delivery as d
+                where d.group_id = g.id and (d.state = 'leased' or d.state = 'ready' and not d.suspect)
+                order by d.due_at limit 1
+            ),
+            (
+                select d.due_at from weir.delivery as d
+                where d.group_id = g.id and d.suspect and d.state = 'ready'
+                order by d.due_at limit 1
+            )
         ) as next_due
     into w
     from weir.topic as t
@@ -90,15 +104,34 @@ begin
     if w.standby then
         perform weir.check_primary();
     end if;
+    on_group := w.of_group;
+    if on_group.paused_at is not null then
+        if acks is not null then
+            if own_transaction then
+                perform set_config('synchronous_commit', 'off', true);
+            end if;
+            return query select l.state, l.lease_id, l.low, l.high, l.attempt from weir.ack_lost(acks, consumer) as l;
+        end if;
+        return query select 'paused', null::bigint, null::bigint, null::bigint, null::int;
+        return;
+    end if;
     settled := w.bound;
     if w.pending <= settled then
         w.pending := null; -- another pair was proven before it, and reaches further
     end if;
     expired := coalesce(w.next_expiry <= now_at, false);
     due := coalesce(w.next_due <= now_at, false);
+    if on_group.mode = 'ordered' then
+        -- What is due can belong to a shard that is held, and is then its holder's affair.
+        due := (due or exists (select from weir.shard_range as r where r.group_id = on_group.id))
+            and exists (select from weir.free_shards(on_group.id, now_at));
+        if not due and w.next_due <= now_at then
+            w.next_due := null;
+        end if;
+    end if;
 
     -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
-    if w.claimed + max_messages >= settled then
+    if w.claimed + (case on_group.mode when 'stream' then max_messages else 10000 end) >= settled then
         drawn := case when own_transaction then coalesce(pg_sequence_last_value(w.sequence), 0) else weir.drawn(w.topic_id) end;
         -- A sequence that has given out nothing looks as an empty topic's, and as one that was copied without it.
         if drawn < greatest(w.reached, 1) then
@@ -139,43 +172,79 @@ begin
     end if;
 
     if acks is not null then
-        return query
-        select 'lost', a.id, null::bigint, null::bigint, null::int
-        from unnest(acks) as a (id)
-        where a.id not in (select k.id from weir.ack_many(acks, consumer) as k (id));
+        return query select l.state, l.lease_id, l.low, l.high, l.attempt from weir.ack_lost(acks, consumer) as l;
     end if;
 
     if expired and max_messages > 0 then
-        select l.* into taken from weir.take_over(w.group_id, w.topic_id, w.max_attempts, w.split_after, consumer, lease) as l;
+        select l.* into taken from weir.take_over(on_group, consumer, lease) as l;
         if taken.id is not null then
             return query select 'takeover', taken.id, taken.low, taken.high, taken.attempt;
             return;
         end if;
-        -- A peer won, or the range was split into deliveries.
+        -- A peer won, or it was split into deliveries.
         due := true;
     end if;
 
-    if due and max_messages > 0 then
-        for taken in
-            select d.* from weir.claim_deliveries(w.group_id, w.max_attempts, consumer, max_messages, lease, max_bytes) as d
-        loop
-            max_messages := max_messages - 1;
-            max_bytes := max_bytes - taken.bytes;
-            return query select 'retry', taken.lease_id, taken.message_id - 1, taken.message_id, taken.attempt;
-        end loop;
-    end if;
-
-    if w.claimed < settled and max_messages > 0 and max_bytes > 0 then
-        select l.* into taken
-        from weir.claim_range(w.group_id, w.topic_id, w.format, settled, consumer, max_messages, lease, max_bytes) as l;
-        if taken.id is not null then
-            return query select 'fresh', taken.id, taken.low, taken.high, 1;
-            return;
+    if max_messages > 0 and on_group.mode = 'ordered' then
+        -- An acknowledgement has freed a shard, perhaps one with more to do.
+        if due or w.claimed < settled or acks is not null then
+            for taken in
+                select c.* from weir.claim_shards(on_group, w.format, settled, consumer, max_messages, lease, max_bytes) as c
+            loop
+                return query select 'fresh', taken.lease_id, taken.low, taken.high, 1;
+                more := true;
+            end loop;
+            if more then
+                return;
+            end if;
+            select c.claimed < settled into more from weir.cursor as c where c.group_id = on_group.id;
+        end if;
+    elsif max_messages > 0 then
+        if on_group.mode = 'queue' and w.claimed < settled then
+            more := weir.feed_queue(on_group, w.format, settled);
+            due := true;
+        end if;
+        if due then
+            for taken in
+                select d.* from weir.claim_deliveries(on_group, consumer, max_messages, lease, max_bytes) as d
+            loop
+                max_messages := max_messages - 1;
+                max_bytes := max_bytes - taken.bytes;
+                return query select 'retry', taken.lease_id, taken.message_id - 1, taken.message_id, taken.attempt;
+            end loop;
+        end if;
+        if on_group.mode = 'stream' and w.claimed < settled and max_messages > 0 and max_bytes > 0 then
+            select c.* into taken
+            from weir.claim_range(on_group, w.format, settled, consumer, max_messages, lease, max_bytes) as c;
+            if taken.lease_id is not null then
+                return query select 'fresh', taken.lease_id, taken.low, taken.high, 1;
+                return;
+            end if;
+            more := taken.more;
         end if;
     end if;
 
+    if more then
+        return query select 'later', null::bigint, null::bigint, 1::bigint, null::int;
+        return;
+    end if;
     if head > settled then
         return query select 'waiting', null::bigint, settled, head, null::int;
     end if;
+    if least(w.next_expiry, w.next_due) > now_at then
+        return query select 'later', null::bigint, null::bigint,
+            ceil(extract(epoch from least(w.next_expiry, w.next_due) - now_at) * 1000)::bigint, null::int;
+    end if;
 end
+$$;
+
+-- weir.ack_lost(lease_ids, consumer): acknowledges leases; returns those that were lost, as rows of weir.poll.
+create or replace function weir.ack_lost(lease_ids bigint[], consumer text)
+returns table (state text, lease_id bigint, low bigint, high bigint, attempt int)
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select 'lost', a.id, null::bigint, null::bigint, null::int
+    from unnest(lease_ids) as a (id)
+    where a.id not in (select k.id from weir.ack_many(lease_ids, consumer) as k (id))
 $$;

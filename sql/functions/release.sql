@@ -7,13 +7,24 @@ create or replace function weir.release(lease_id bigint, consumer text, done big
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    held weir.lease;
 begin
     update weir.lease as l
     set expires_at = clock_timestamp(),
         attempt = l.attempt - 1,
         done = nullif(coalesce(l.done, '{}') || coalesce(release.done, '{}'), '{}')
-    where l.id = release.lease_id and l.consumer = release.consumer and l.expires_at > clock_timestamp();
-    if found then
+    where l.id = release.lease_id and l.consumer = release.consumer and l.expires_at > clock_timestamp()
+    returning l.* into held;
+    if held.id is not null then
+        if held.retries && release.done then
+            perform weir.end_retries(
+                held.group_id, array(select i from unnest(held.retries) as i where i = any (release.done))
+            );
+            update weir.lease as l
+            set retries = nullif(array(select i from unnest(l.retries) as i where i <> all (release.done)), '{}')
+            where l.id = held.id;
+        end if;
         return true;
     end if;
     update weir.delivery as d

@@ -27,9 +27,13 @@ cross join lateral (select max(r.bound) as settled from weir.fence_rows as r whe
 --   lag          ids from committed to head: an upper bound of the messages that are still to be handled, since ids can
 --                be gaps
 --   lag_seconds  age of the oldest of them; 0 when there is none
---   leases       ranges held at this moment
+--   leases       ranges, shards and single messages held at this moment
+--   waiting      deliveries that have not failed yet: of a queue group those not yet handled, else those put off or
+--                parked behind an earlier one of their key
 --   retrying     deliveries that wait for another attempt, or are at it
 --   dead         dead letters
+--   paused_at    since when nothing is handed out, null while it is not paused
+--   shards       of an ordered group
 create or replace view weir.groups as
 select
     t.topic,
@@ -45,9 +49,14 @@ select
         then coalesce(extract(epoch from clock_timestamp() - weir.produced_after(t.id, p.committed)), 0)::double precision
         else 0
     end as lag_seconds,
-    p.leases,
+    p.leases + d.leased as leases,
+    d.waiting,
     d.retrying,
     d.dead,
+    g.paused_at,
+    g.shards,
+    g.key_prefix,
+    g.header_match as headers,
     g.max_attempts,
     g.retry_delay,
     g.retry_max,
@@ -58,29 +67,50 @@ from weir.consumer_group as g
 join weir.topics as t on t.id = g.topic_id
 join weir.cursor as c on c.group_id = g.id
 cross join lateral (
-    select count(*) as leases, least(min(l.low), c.claimed) as committed from weir.lease as l where l.group_id = g.id
+    select
+        count(*) as leases,
+        least(
+            min(l.low),
+            c.claimed,
+            (
+                select min(x.low)
+                from weir.shard as s
+                cross join lateral (
+                    select r.low from weir.shard_range as r where r.group_id = g.id and r.shard = s.number order by r.low limit 1
+                ) as x
+                where s.group_id = g.id
+            )
+        ) as committed
+    from weir.lease as l
+    where l.group_id = g.id
 ) as p
 cross join lateral (
     select
-        count(*) filter (where d.state <> 'dead') as retrying,
+        count(*) filter (where d.state = 'leased') as leased,
+        count(*) filter (where d.state <> 'dead' and d.errors = '[]') as waiting,
+        count(*) filter (where d.state <> 'dead' and d.errors <> '[]') as retrying,
         count(*) filter (where d.state = 'dead') as dead
     from weir.delivery as d
     where d.group_id = g.id
 ) as d;
 
--- weir.leases: one row a range that is claimed and not yet acknowledged.
+-- weir.leases: one row a range or shard that is claimed and not yet acknowledged. low and high are null where a shard is held for
+-- retries alone, how many of which it has stands in retries.
 create or replace view weir.leases as
-select l.id as lease_id, t.name as topic, g.name as grp, l.low, l.high, l.consumer, l.attempt, l.claimed_at, l.expires_at
+select
+    l.id as lease_id, t.name as topic, g.name as grp, l.low, l.high, l.consumer, l.attempt, l.claimed_at, l.expires_at, l.shard,
+    coalesce(cardinality(l.retries), 0) as retries
 from weir.lease as l
 join weir.consumer_group as g on g.id = l.group_id
 join weir.topic as t on t.id = g.topic_id;
 
 -- weir.deliveries: one row a message that has a delivery of its own.
+--   state   ready: waits for due_at; leased; parked: waits for an earlier message of its key; dead
 --   due_at  when it can be claimed next; while it is leased, when the lease ends
 create or replace view weir.deliveries as
 select
     t.name as topic, g.name as grp, d.message_id, d.state, d.due_at, d.attempt, d.lease_id, d.consumer, d.key, d.headers,
-    d.payload, d.data, d.produced_at, d.errors, d.created_at
+    d.payload, d.data, d.produced_at, d.errors, d.created_at, d.priority, d.timeout, d.shard
 from weir.delivery as d
 join weir.consumer_group as g on g.id = d.group_id
 join weir.topic as t on t.id = g.topic_id;
@@ -92,6 +122,43 @@ select
     d.key, d.headers, d.payload, d.data, d.produced_at, d.errors
 from weir.deliveries as d
 where d.state = 'dead';
+
+-- weir.consumers: one row a consumer that runs, or that holds something.
+--   started_at   null for one that has not said it is there (a program that calls the SQL functions)
+--   last_seen    now, while the connection that its process listens on is open; else when it last renewed a lease
+--   leases       ranges, shards and single messages that it holds, messages at most as many as that
+--   oldest       when the oldest of them was claimed
+create or replace view weir.consumers as
+select
+    t.name as topic,
+    g.name as grp,
+    h.consumer,
+    c.started_at,
+    case when a.pid is not null then clock_timestamp() else c.seen_at end as last_seen,
+    h.leases,
+    h.messages,
+    h.oldest,
+    c.about
+from (
+    select x.group_id, x.consumer, sum(x.leases)::bigint as leases, sum(x.messages)::bigint as messages, min(x.oldest) as oldest
+    from (
+        select c.group_id, c.name as consumer, 0 as leases, 0::bigint as messages, null::timestamptz as oldest from weir.consumer as c
+        union all
+        select
+            l.group_id, l.consumer, 1,
+            case when l.shard is null then l.high - l.low else coalesce(cardinality(l.ids), 0) + coalesce(cardinality(l.retries), 0) end
+                - coalesce(cardinality(l.done), 0),
+            l.claimed_at
+        from weir.lease as l
+        union all
+        select d.group_id, d.consumer, 1, 1, null from weir.delivery as d where d.lease_id is not null
+    ) as x
+    group by x.group_id, x.consumer
+) as h
+join weir.consumer_group as g on g.id = h.group_id
+join weir.topic as t on t.id = g.topic_id
+left join weir.consumer as c on c.group_id = h.group_id and c.name = h.consumer
+left join pg_stat_activity as a on a.pid = c.backend and a.backend_start is not distinct from c.backend_start;
 
 -- weir.blockers: the transactions that keep a topic's settled head below its head: producers of that topic that have not
 -- finished while later messages wait behind them. pid is null and gid is set for a prepared transaction. waiting is the number

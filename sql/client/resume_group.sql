@@ -1,0 +1,2 @@
+-- Resumes a group.
+select weir.resume_group($1::text, $2::text)
