@@ -1,6 +1,7 @@
 package weir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -32,6 +34,12 @@ type Options struct {
 	// NoListen leaves LISTEN and NOTIFY out: consumers find messages by polling alone. For connections through a pooler in
 	// transaction mode, where LISTEN is not to be had. Default false.
 	NoListen bool
+	// NoMaintenance leaves the upkeep of the install to other clients and to "weir maintain": making segments ahead, retention,
+	// compaction. Default false: this client takes part, one at a time in the whole install.
+	NoMaintenance bool
+	// ProduceRetry is how long Produce goes on trying when the server cannot be reached or a connection is lost, and Copy
+	// asking for the outcome of its commit. An attempt is not cut short by it. Default 30 s, negative: not at all.
+	ProduceRetry time.Duration
 }
 
 // Client is a handle on one install of Weir in one database. It is safe for concurrent use by any number of goroutines.
@@ -41,12 +49,18 @@ type Client struct {
 	schema  string
 	log     *slog.Logger
 	listen  bool
+	// maintains: this client takes part in maintenance, from its first call on
+	maintains bool
+	upkeep    sync.Once
 
 	checking sync.Mutex
 	// checked: server and schema fit, as the pool sees them; fits: the schema does, as a transaction of a caller's sees it.
 	checked, fits atomic.Bool
 	// readCommitted is set when the server's default isolation is another, so that each statement needs a transaction.
 	readCommitted bool
+
+	produceRetry time.Duration
+	producers    producers
 
 	texts  sync.Map // file of sql/client -> text
 	topics sync.Map // name -> topicInfo
@@ -106,7 +120,7 @@ func New(pool *pgxpool.Pool, o *Options) (*Client, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	c := &Client{pool: pool, schema: o.Schema, log: o.Logger, listen: !o.NoListen}
+	c := &Client{pool: pool, schema: o.Schema, log: o.Logger, listen: !o.NoListen, maintains: !o.NoMaintenance, produceRetry: cmp.Or(o.ProduceRetry, 30*time.Second)}
 	if c.schema == "" {
 		c.schema = sql.DefaultSchema
 	}
@@ -125,8 +139,15 @@ func New(pool *pgxpool.Pool, o *Options) (*Client, error) {
 // their Run and wait for it to return.
 func (c *Client) Close() {
 	c.waker.close()
-	if c.ownPool {
-		c.pool.Close()
+	if !c.ownPool {
+		return
+	}
+	// The pool closes its connections one after the other, and each that is half open takes a while.
+	closed := make(chan struct{})
+	go func() { c.pool.Close(); close(closed) }()
+	select {
+	case <-closed:
+	case <-time.After(callTimeout):
 	}
 }
 
@@ -185,6 +206,9 @@ func (c *Client) ready(ctx context.Context, q querier) error {
 	}
 	c.readCommitted = isolation != "read committed"
 	c.checked.Store(true)
+	if c.maintains {
+		c.upkeep.Do(func() { c.waker.background(c.maintain) })
+	}
 	return nil
 }
 
@@ -237,7 +261,7 @@ func one[T any](ctx context.Context, c *Client, q querier, name string, args ...
 
 // CanRetry reports whether an error came from the server or the connection and not from the call's arguments, so that the
 // same call may succeed later: a lost connection, a restart, a deadlock or a serialization failure. A produce that ended
-// so may have been stored nevertheless.
+// with ErrUnknownOutcome may have been stored nevertheless, one in a transaction of the caller's if its commit may have been.
 func CanRetry(err error) bool {
 	if errors.Is(err, context.Canceled) {
 		return false

@@ -95,7 +95,7 @@ func TestServerRestarts(t *testing.T) {
 				ids, err := c.Produce(context.Background(), "t", numbers(10)...)
 				switch {
 				case err == nil:
-					sent.add(ids...)
+					sent.add(idsOf(ids)...)
 				case weir.CanRetry(err):
 					uncertain.Add(10)
 					time.Sleep(5 * time.Millisecond) // a program's own pace of retries
@@ -245,10 +245,10 @@ func TestConflicts(t *testing.T) {
 	wantError(t, second(c.DeadLetter(ctx, "t", "missing", 1)), weir.ErrGroupNotFound)
 	noError(t, c.CreateGroup(ctx, "t", "g", nil))
 	wantError(t, second(c.DeadLetter(ctx, "t", "g", 1)), weir.ErrNoMessage)
-	wantError(t, second(c.DropGroup(ctx, "missing", "g")), weir.ErrTopicNotFound)
+	wantError(t, second(c.DropGroup(ctx, "missing", "g", nil)), weir.ErrTopicNotFound)
 	for _, drop := range []func() (bool, error){
-		func() (bool, error) { return c.DropGroup(ctx, "t", "missing") },
-		func() (bool, error) { return c.DropTopic(ctx, "missing") },
+		func() (bool, error) { return c.DropGroup(ctx, "t", "missing", nil) },
+		func() (bool, error) { return c.DropTopic(ctx, "missing", nil) },
 	} {
 		if dropped, err := drop(); dropped || err != nil {
 			t.Errorf("drop of what is not there: %v, %v", dropped, err)
@@ -350,8 +350,8 @@ func TestStandby(t *testing.T) {
 		"Copy":        second(s.Copy(ctx, "t", sequence(numbers(1)))),
 		"CreateTopic": s.CreateTopic(ctx, "new", nil),
 		"CreateGroup": s.CreateGroup(ctx, "t", "new", nil),
-		"DropTopic":   second(s.DropTopic(ctx, "t")),
-		"DropGroup":   second(s.DropGroup(ctx, "t", "g")),
+		"DropTopic":   second(s.DropTopic(ctx, "t", nil)),
+		"DropGroup":   second(s.DropGroup(ctx, "t", "g", nil)),
 		"Seek":        second(s.Seek(ctx, "t", "g", weir.Beginning())),
 		"Redrive":     second(s.Redrive(ctx, "t", "g", 0)),
 		"Purge":       second(s.Purge(ctx, "t", "g", 0)),
@@ -427,7 +427,7 @@ func TestQuiet(t *testing.T) {
 	if text := log.String(); text != "" {
 		t.Errorf("it logged:\n%s", text)
 	}
-	if _, err := c.DropTopic(t.Context(), "t"); err != nil || !slices.Equal([]weir.Topic{}, must(t, c)) {
+	if _, err := c.DropTopic(t.Context(), "t", nil); err != nil || !slices.Equal([]weir.Topic{}, must(t, c)) {
 		t.Errorf("after the drop: %v", err)
 	}
 }

@@ -802,8 +802,7 @@ func TestStartStopLeavesNothing(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- k.Run(ctx) }()
-		ids, err := c.Produce(t.Context(), "t", numbers(3)...)
-		noError(t, err)
+		ids := produced(t, c, "t", numbers(3)...)
 		all = append(all, ids...)
 		switch i % 3 { // stopped at work, at rest, and at once
 		case 0:
@@ -1264,7 +1263,7 @@ func TestRunEndsWhenItIsPointless(t *testing.T) {
 	if err := k.Run(t.Context()); err == nil {
 		t.Error("a consumer runs twice at once")
 	}
-	if dropped, err := c.DropGroup(t.Context(), "t", "g"); err != nil || !dropped {
+	if dropped, err := c.DropGroup(t.Context(), "t", "g", nil); err != nil || !dropped {
 		t.Errorf("drop: %v, %v", dropped, err)
 	}
 	wantError(t, <-ended, weir.ErrGroupNotFound, "g")

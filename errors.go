@@ -21,6 +21,9 @@ var (
 	// ErrFormat: the message does not fit the topic's format: not JSON, not valid text, or bytes for a JSON topic. Nothing
 	// of the call was stored.
 	ErrFormat = errors.New("payload does not fit the topic's format")
+	// ErrUnknownOutcome: the connection was lost, or the context ended, while messages were being stored, and whether they are
+	// could not be found out. Produced again, they may be stored twice, unless they have an IdempotencyKey.
+	ErrUnknownOutcome = errors.New("outcome unknown")
 	// ErrStandby: the server is a standby. Connect to the primary.
 	ErrStandby = errors.New("server is a standby")
 	// ErrSequence: a topic's sequence was altered or set back. No message is handed out until an operator has repaired it;

@@ -75,6 +75,8 @@ type Group struct {
 	KeyPrefix string            `json:"key_prefix,omitempty"`
 	Headers   map[string]string `json:"headers,omitempty"`
 	CreatedAt time.Time         `json:"created_at"`
+	// Missed is how many messages retention removed before the group had finished them, where the topic allows that.
+	Missed int64 `json:"missed,omitempty"`
 }
 
 // CreateGroup creates a consumer group on a topic. One of that name that exists is left as it is, so that any number of
@@ -126,9 +128,9 @@ func (o *GroupOptions) retries(options map[string]any) {
 
 // GroupChange is what AlterGroup changes. What is zero stays as it is.
 type GroupChange struct {
-	// Shards can be changed while the group is paused and no consumer holds a lease of it.
+	// Shards, KeyPrefix and Headers can be changed while the group is paused and no consumer holds a lease of it.
 	Shards int
-	// KeyPrefix and Headers replace the group's filter; empty for none. They count for what is handed out from then on.
+	// KeyPrefix and Headers replace the group's filter; empty for none. They count for what is claimed from then on.
 	KeyPrefix *string
 	Headers   *map[string]string
 	// MaxAttempts, RetryDelay, RetryMax and SplitAfter are as in GroupOptions.
@@ -137,8 +139,8 @@ type GroupChange struct {
 	SplitAfter           int
 }
 
-// AlterGroup changes options of a group. Errors: ErrTopicNotFound, ErrGroupNotFound, ErrInvalid, ErrInUse (shards, while the group
-// is not paused or a consumer holds a lease).
+// AlterGroup changes options of a group. Errors: ErrTopicNotFound, ErrGroupNotFound, ErrInvalid, ErrInUse (Shards, KeyPrefix and
+// Headers, while the group is not paused or a consumer holds a lease).
 func (c *Client) AlterGroup(ctx context.Context, topic, group string, change GroupChange) error {
 	options := map[string]any{}
 	if change.Shards != 0 {
@@ -188,10 +190,9 @@ func (c *Client) RenameGroup(ctx context.Context, topic, group, newName string) 
 	return wrap(err, "rename group %q of topic %q", group, topic)
 }
 
-// DropGroup removes a group with its retries and dead letters, and reports whether there was one. Its running consumers end
-// with ErrGroupNotFound. Errors: ErrTopicNotFound.
-func (c *Client) DropGroup(ctx context.Context, topic, group string) (bool, error) {
-	dropped, err := one[bool](ctx, c, nil, "drop_group", topic, group)
+// DropGroup removes a group with its retries and dead letters, and reports whether there was one. Errors: ErrTopicNotFound, ErrInUse.
+func (c *Client) DropGroup(ctx context.Context, topic, group string, o *DropOptions) (bool, error) {
+	dropped, err := one[bool](ctx, c, nil, "drop_group", topic, group, o != nil && o.Force)
 	return dropped, wrap(err, "drop group %q of topic %q", group, topic)
 }
 
@@ -219,7 +220,7 @@ func (c *Client) groupList(ctx context.Context, topic, group any) (list []Group,
 			headers *string
 		)
 		err := rows.Scan(&g.Topic, &g.Name, &g.Mode, &g.Head, &g.Settled, &g.Claimed, &g.Committed, &g.Lag, &g.LagSeconds,
-			&g.Leases, &g.Waiting, &g.Retrying, &g.Dead, &g.MaxAttempts, &g.Shards, &g.PausedAt, &g.KeyPrefix, &headers, &g.CreatedAt)
+			&g.Leases, &g.Waiting, &g.Retrying, &g.Dead, &g.MaxAttempts, &g.Shards, &g.PausedAt, &g.KeyPrefix, &headers, &g.CreatedAt, &g.Missed)
 		if headers != nil {
 			g.Headers = readHeaders(*headers)
 		}

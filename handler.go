@@ -100,7 +100,10 @@ func (e *BatchError) Error() string {
 func decode[T any](m *raw) (*Received[T], error) {
 	r := &Received[T]{
 		ID: m.ID, Topic: m.Topic, Group: m.Group, Key: m.Key, Headers: m.Headers, Raw: m.Raw,
-		ProducedAt: m.ProducedAt, Attempt: m.Attempt,
+		ProducedAt: m.ProducedAt, Attempt: m.Attempt, Tombstone: m.Tombstone,
+	}
+	if m.Tombstone {
+		return r, nil
 	}
 	switch v := any(&r.Value).(type) {
 	case *[]byte:

@@ -10,6 +10,8 @@ const (
 	logLease    = "lease_id"
 	logAttempt  = "attempt"
 	logCount    = "count"
+	logAction   = "action"
+	logDetail   = "detail"
 	// of a transaction that others wait for
 	logPID         = "pid"
 	logGID         = "gid"

@@ -382,10 +382,19 @@ func numbers(n int) []weir.Message {
 // produced stores messages and gives their ids.
 func produced(t *testing.T, c *weir.Client, topic string, messages ...weir.Message) []int64 {
 	t.Helper()
-	ids, err := c.Produce(t.Context(), topic, messages...)
+	stored, err := c.Produce(t.Context(), topic, messages...)
 	noError(t, err)
-	if len(ids) != len(messages) {
-		t.Fatalf("%d messages gave %d ids", len(messages), len(ids))
+	if len(stored) != len(messages) {
+		t.Fatalf("%d messages gave %d results", len(messages), len(stored))
+	}
+	return idsOf(stored)
+}
+
+// idsOf are the ids of what was produced.
+func idsOf(produced []weir.Produced) []int64 {
+	ids := make([]int64, len(produced))
+	for i, p := range produced {
+		ids[i] = p.ID
 	}
 	return ids
 }

@@ -60,12 +60,25 @@ func TestNames(t *testing.T) {
 		if n, err := c.Redrive(ctx, name, name, 0); err != nil || n != 0 {
 			t.Errorf("redrive of %q: %d, %v", name, n, err)
 		}
+		if n, err := c.RedriveMany(ctx, name, name, weir.DeadFilter{Key: name, KeyPrefix: name, Error: name}, &weir.RedriveOptions{To: name}); err != nil || n != 0 {
+			t.Errorf("redrive of %q to itself: %d, %v", name, n, err)
+		}
+		noError(t, c.RenameGroup(ctx, name, name, "another"))
+		noError(t, c.RenameGroup(ctx, name, "another", name))
+		prefix, headers := name, map[string]string{name: name}
+		noError(t, c.AlterGroup(ctx, name, name, weir.GroupChange{KeyPrefix: &prefix, Headers: &headers}))
+		if _, err := c.PauseGroup(ctx, name, name); err != nil {
+			t.Errorf("pause of %q: %v", name, err)
+		}
+		if g := group(t, c, name, name); g.KeyPrefix != name || g.Headers[name] != name || g.PausedAt == nil {
+			t.Errorf("group of %q is %+v", name, g)
+		}
 	}
 	for _, name := range good {
-		if dropped, err := c.DropGroup(ctx, name, name); err != nil || !dropped {
+		if dropped, err := c.DropGroup(ctx, name, name, nil); err != nil || !dropped {
 			t.Errorf("drop group %q: %v, %v", name, dropped, err)
 		}
-		if dropped, err := c.DropTopic(ctx, name); err != nil || !dropped {
+		if dropped, err := c.DropTopic(ctx, name, nil); err != nil || !dropped {
 			t.Errorf("drop topic %q: %v, %v", name, dropped, err)
 		}
 	}
@@ -74,7 +87,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("%d relations of dropped topics are left", n)
 	}
 
-	noError(t, c.CreateTopic(ctx, "t", nil))
+	topicAndGroup(t, c, "t", "g", nil, nil)
 	state := func() string {
 		return value[string](t, conn, `
 			select concat_ws(' ', (select count(*) from weir.topic), (select count(*) from weir.consumer_group),
@@ -88,6 +101,7 @@ func TestNames(t *testing.T) {
 		for what, err := range map[string]error{
 			"topic": c.CreateTopic(ctx, name, nil),
 			"group": c.CreateGroup(ctx, "t", name, nil),
+			"name":  c.RenameGroup(ctx, "t", "g", name),
 		} {
 			if !errors.Is(err, weir.ErrInvalid) || !strings.Contains(err.Error(), what) {
 				t.Errorf("%s %.20q: error is %.300v, want ErrInvalid", what, name, err)

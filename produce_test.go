@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -126,7 +127,7 @@ func TestProduceKeepsWhatItIsGiven(t *testing.T) {
 	c, dsn := open(t, nil)
 	texts := []string{
 		"", " ", "plain", `"`, `\`, `\\`, `\"`, `{`, `}`, `{"a",b}`, `NULL`, `null`, `,`, `'`, `''`, `$1`, `\x41`, `\u0041`,
-		"line\nbreak", "tab\tcr\r", "\x01\x1f\x7f", "ünïcödé", "日本語", "🦫", "a\u2028b", "\uFFFD", "E'\\n'", strings.Repeat(`\"`, 1000),
+		"line\nbreak", "tab\tcr\r", "\x01\x1f\x7f", "ünïcödé", "日本語", "🦫", "a\u2028b", "\uFFFD", "E'\\n'", strings.Repeat(`\"`, 512),
 	}
 	var messages []weir.Message
 	for i, s := range texts {
@@ -157,7 +158,7 @@ func TestProduceKeepsWhatItIsGiven(t *testing.T) {
 					}
 				}
 				if text != want.Payload || m.Key != want.Key || !reflect.DeepEqual(m.Headers, want.Headers) {
-					t.Errorf("%s: message %d is %q, key %q, headers %q; want %q", topic, i, text, m.Key, m.Headers, want)
+					t.Errorf("%s: message %d is %q, key %q, headers %q; want %+v", topic, i, text, m.Key, m.Headers, want)
 				}
 			}
 		}
@@ -202,8 +203,8 @@ func TestProduceInTransaction(t *testing.T) {
 				execute(t, tx, "create table business (id int)")
 				execute(t, tx, "select weir.create_topic($1)", topic)
 				ids, err := c.ProduceTx(t.Context(), tx, topic, numbers(2)...)
-				if err == nil && !slices.Equal(ids, []int64{1, 2}) {
-					t.Errorf("ids are %v", ids)
+				if err == nil && !slices.Equal(ids, []weir.Produced{{ID: 1}, {ID: 2}}) {
+					t.Errorf("results are %v", ids)
 				}
 				return err
 			}))
@@ -215,8 +216,8 @@ func TestProduceInTransaction(t *testing.T) {
 			_, err = tx.ExecContext(t.Context(), "select weir.create_topic($1)", topic)
 			noError(t, err)
 			ids, err := c.ProduceSQL(t.Context(), tx, topic, numbers(2)...)
-			if err != nil || !slices.Equal(ids, []int64{1, 2}) {
-				t.Errorf("ids are %v, error %v", ids, err)
+			if err != nil || !slices.Equal(ids, []weir.Produced{{ID: 1}, {ID: 2}}) {
+				t.Errorf("results are %v, error %v", ids, err)
 			}
 			_, err = tx.ExecContext(t.Context(), "insert into business values (1)")
 			noError(t, err)
@@ -420,6 +421,192 @@ func TestOddKeysAndHeaders(t *testing.T) {
 	}
 }
 
+// What a message has more than key, headers and payload arrives, by every way of producing.
+func TestProduceOptions(t *testing.T) {
+	t.Parallel()
+	c, dsn := open(t, nil)
+	conn := connect(t, dsn)
+	at := time.Date(2099, 12, 31, 23, 59, 59, 123456789, time.FixedZone("", 5*3600))
+	messages := []weir.Message{
+		{Payload: 0},
+		{Payload: 1, DeliverAt: at},
+		{Payload: 2, Delay: 3650 * 24 * time.Hour},
+		{Payload: 3, Priority: -10, Timeout: time.Millisecond},
+		{Payload: 4, Priority: 10, Timeout: 7 * 24 * time.Hour},
+		{Payload: 5, DeliverAt: time.Date(1, 1, 1, 0, 0, 1, 0, time.UTC)},
+		{Payload: 6, DeliverAt: time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), Priority: 1},
+		{Payload: 7, Key: strings.Repeat("é", 512), Delay: 90*time.Minute + 1500*time.Microsecond},
+	}
+	want := []string{
+		"- - -",
+		"2099-12-31 18:59:59.123456 - -",
+		"after 315360000 - -",
+		"- -10 0.001",
+		"- 10 604800",
+		"0001-01-01 00:00:01 - -",
+		"9999-12-31 23:59:59 1 -",
+		"after 5400 - -",
+	}
+	for _, format := range []weir.Format{weir.JSON, weir.JSONB, weir.Bytes} {
+		for _, p := range producers {
+			topic := p.name + " " + string(format)
+			noError(t, c.CreateTopic(t.Context(), topic, &weir.TopicOptions{Format: format}))
+			sent := slices.Clone(messages)
+			for i := range sent {
+				sent[i].Payload = []byte(fmt.Sprint(sent[i].Payload))
+			}
+			noError(t, p.run(t, c, dsn, topic, true, sent...))
+			got := column[string](t, conn, fmt.Sprintf(`
+				select concat_ws(' ',
+					case
+						when deliver_at is null then '-'
+						when deliver_at - produced_at < '4000 days' and deliver_at > produced_at
+						then 'after ' || round(extract(epoch from deliver_at - produced_at))
+						else (deliver_at at time zone 'UTC')::text
+					end,
+					coalesce(priority::text, '-'), coalesce(trim_scale(extract(epoch from timeout))::text, '-'))
+				from weir.log_%d
+				order by id`, value[int](t, conn, "select id from weir.topic where name = $1", topic)))
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: stored %q, want %q", topic, got, want)
+			}
+		}
+	}
+}
+
+// What no message can have is refused before anything of the call is stored, with its place and field, by every way.
+func TestBadMessages(t *testing.T) {
+	t.Parallel()
+	c, dsn := open(t, nil)
+	conn := connect(t, dsn)
+	now := time.Now()
+	for _, p := range producers {
+		noError(t, c.CreateTopic(t.Context(), p.name, nil))
+		for _, bad := range []struct {
+			message  weir.Message
+			sentinel error
+			parts    []string
+		}{
+			{weir.Message{Key: strings.Repeat("x", 1025)}, weir.ErrInvalid, []string{"key", "1025", "1024"}},
+			{weir.Message{Key: strings.Repeat("é", 513)}, weir.ErrInvalid, []string{"key", "1026", "1024"}},
+			{weir.Message{DeliverAt: now, Delay: 1}, weir.ErrInvalid, []string{"delay", "time of delivery"}},
+			{weir.Message{DeliverAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, weir.ErrInvalid, []string{"time of delivery", "9999"}},
+			{weir.Message{DeliverAt: time.Date(9999, 12, 31, 23, 0, 0, 0, time.FixedZone("", -7200))}, weir.ErrInvalid, []string{"time of delivery", "9999"}},
+			{weir.Message{DeliverAt: time.Unix(1<<62, 0)}, weir.ErrInvalid, []string{"time of delivery", "9999"}},
+			{weir.Message{DeliverAt: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC)}, weir.ErrInvalid, []string{"time of delivery"}},
+			{weir.Message{Delay: -1}, weir.ErrInvalid, []string{"delay", "-1ns"}},
+			{weir.Message{Delay: 3650*24*time.Hour + 1}, weir.ErrInvalid, []string{"delay", "3650 days"}},
+			{weir.Message{Priority: 11}, weir.ErrInvalid, []string{"priority", "11", "10"}},
+			{weir.Message{Priority: -11}, weir.ErrInvalid, []string{"priority", "-11"}},
+			{weir.Message{Priority: 1 << 40}, weir.ErrInvalid, []string{"priority"}},
+			{weir.Message{Timeout: -time.Second}, weir.ErrInvalid, []string{"timeout", "-1s"}},
+			{weir.Message{Timeout: time.Microsecond}, weir.ErrInvalid, []string{"timeout", "1 ms"}},
+			{weir.Message{Timeout: 7*24*time.Hour + 1}, weir.ErrInvalid, []string{"timeout", "7 days"}},
+			{weir.Message{IdempotencyKey: strings.Repeat("é", 201)}, weir.ErrInvalid, []string{"idempotency key", "201", "200"}},
+			{weir.Message{IdempotencyKey: "a\x00"}, weir.ErrFormat, []string{"idempotency key", "NUL"}},
+			{weir.Message{IdempotencyKey: "\xff"}, weir.ErrFormat, []string{"idempotency key", "UTF-8"}},
+		} {
+			bad.message.Payload = 1
+			err := p.run(t, c, dsn, p.name, true, weir.Message{Payload: 0}, bad.message)
+			wantError(t, err, bad.sentinel, append(bad.parts, "message 1")...)
+		}
+		if got := stored(t, c, p.name); len(got) != 0 {
+			t.Errorf("%s: %d are stored, want none", p.name, len(got))
+		}
+	}
+
+	// From SQL, in words of its own.
+	noError(t, c.CreateTopic(t.Context(), "t", nil))
+	noError(t, c.CreateTopic(t.Context(), "b", &weir.TopicOptions{Format: weir.Bytes}))
+	id := value[int](t, conn, "select id from weir.topic where name = 't'")
+	for argument, wanted := range map[string]string{
+		"deliver_at => 'infinity'":                          "WE003 deliver_at is infinity, it must be a time before the year 10000",
+		"deliver_at => '-infinity'":                         "WE003 deliver_at is -infinity",
+		"deliver_at => '10000-01-01 00:00:00+00'":           "WE003 deliver_at is 10000-01-01 00:00:00+00",
+		"deliver_at => '2030-01-01 00:00 Nowhere/Land'":     "22023 time zone \"nowhere/land\" not recognized",
+		"deliver_at => '2030-01-01 00:00+99'":               "22009 time zone displacement out of range",
+		"deliver_at => '2030-02-30 00:00+00'":               "22008 date/time field value out of range",
+		"deliver_at => '2030-01-01 00:00Z', delay => '0 s'": "WE003 deliver_at and delay are both given",
+		"delay => '-1 us'":                                  "WE003 delay is -00:00:00.000001, it must be from 0 s to 3650 days",
+		"delay => '3651 days'":                              "WE003 delay is 3651 days",
+		"priority => 11":                                    "WE003 priority is 11, it must be from -10 to 10",
+		"priority => -11":                                   "WE003 priority is -11",
+		"timeout => '0 s'":                                  "WE003 timeout is 00:00:00, it must be more than 0 s and at most 7 days",
+		"timeout => '-1 s'":                                 "WE003 timeout is -00:00:01",
+		"timeout => '7 days 1 us'":                          "WE003 timeout is 7 days",
+		"idempotency_key => ''":                             "WE003 idempotency_key has 0 characters, it must have 1 to 200",
+		"idempotency_key => repeat('é', 201)":               "WE003 idempotency_key has 201 characters",
+		"key => repeat('é', 513)":                           "WE003 key has 1026 bytes, it must have at most 1024",
+	} {
+		for _, call := range []string{"weir.produce('t', '1', ", "weir.produce_bytes('b', '1', "} {
+			refusedWith(t, conn, "select "+call+argument+")", wanted)
+		}
+	}
+	for arguments, wanted := range map[string]string{
+		"keys => array['a', repeat('x', 1025)]":                             "WE003 keys[2] has 1025 bytes",
+		"deliver_at => array[now(), 'infinity']":                            "WE003 deliver_at[2] is infinity",
+		"priorities => '{null,11}'":                                         "WE003 priorities[2] is 11",
+		"timeouts => array['1 s', '0 s']::interval[]":                       "WE003 timeouts[2] is 00:00:00",
+		"idempotency_keys => array[null, '']":                               "WE003 idempotency_keys[2] has 0 characters",
+		"keys => '{a}'":                                                     "WE003 payloads has 2 entries, keys has 1",
+		"headers => '{null,null,null}'":                                     "WE003 payloads has 2 entries, headers has 3",
+		"idempotency_keys => '{}'":                                          "WE003 payloads has 2 entries, idempotency_keys has 0",
+		"deliver_at => array[null, now()], delays => '{null,1 s}'":          "WE003 deliver_at and delay are both given, for message 2",
+		"delays => array[null, '-1 s']::interval[]":                         "WE003 delays[2] is -00:00:01",
+		"producer => 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', batch => 0":    "WE003 batch is 0",
+		"producer => 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', batch => null": "WE003 batch is null",
+		"batch => 1": "WE003 producer is null",
+	} {
+		for _, call := range []string{"weir.produce_batch('t', '{1,2}', ", "weir.produce_batch_bytes('b', '{1,2}', "} {
+			refusedWith(t, conn, "select "+call+arguments+")", wanted)
+		}
+		if strings.Contains(arguments, "delays") || strings.Contains(arguments, "batch") {
+			continue
+		}
+		for _, call := range []string{"weir.produce_many('t', '{1,2}', ", "weir.produce_many_bytes('b', '{1,2}', "} {
+			refusedWith(t, conn, "select "+call+arguments+")", wanted)
+		}
+	}
+	refusedWith(t, conn, "select weir.produce_many('t', null)", "WE003 payloads has no entries")
+	// By hand the table itself refuses, and names what it does not take.
+	for column, text := range map[string]string{
+		"key": strings.Repeat("x", 1025), "deliver_at": "infinity", "priority": "11", "timeout": "0 s",
+	} {
+		table := pgx.Identifier{"weir", fmt.Sprintf("log_%d", id)}
+		refusedWith(t, conn, fmt.Sprintf("insert into %s (%s, payload) values ('%s', '1')", table.Sanitize(), column, text), "23514", "log_"+column)
+		_, err := conn.PgConn().CopyFrom(t.Context(), strings.NewReader(text+"\t1\n"),
+			fmt.Sprintf("copy %s (%s, payload) from stdin", table.Sanitize(), column))
+		if err == nil || !strings.Contains(err.Error(), "log_"+column) {
+			t.Errorf("copy of %s: error is %v", column, err)
+		}
+	}
+	for _, topic := range []string{"t", "b"} {
+		if got := stored(t, c, topic); len(got) != 0 {
+			t.Errorf("%s: %d are stored, want none", topic, len(got))
+		}
+	}
+	if n := value[int](t, conn, "select count(*)::int from weir.idempotency"); n != 0 {
+		t.Errorf("%d idempotency keys are remembered, want none", n)
+	}
+}
+
+// refusedWith demands that a statement is refused with a state and a text.
+func refusedWith(t *testing.T, conn *pgx.Conn, statement string, wanted ...string) {
+	t.Helper()
+	_, err := conn.Exec(t.Context(), statement)
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		t.Errorf("%s: error is %v, want %q", statement, err, wanted)
+		return
+	}
+	got := pg.Code + " " + pg.Message
+	for _, part := range wanted {
+		if !strings.Contains(got, part) {
+			t.Errorf("%s: error is %q, want %q", statement, got, part)
+		}
+	}
+}
+
 // The text of an error that no text column takes is recorded nevertheless.
 func TestOddErrorTexts(t *testing.T) {
 	t.Parallel()
@@ -566,7 +753,7 @@ func TestPoolOfOne(t *testing.T) {
 		handled.add(m.ID)
 		if m.Value == 3 {
 			ids, err := c.Produce(ctx, "t", weir.Message{Payload: 100})
-			nested = ids
+			nested = idsOf(ids)
 			return err
 		}
 		return nil
@@ -578,7 +765,7 @@ func TestPoolOfOne(t *testing.T) {
 		t.Fatalf("Copy: %d, %v", n, err)
 	}
 	eventually(t, "all are handled", func() bool { return handled.distinct() == 7+1 })
-	if len(nested) != 1 || len(handled.missing(ids)) > 0 {
+	if len(nested) != 1 || len(handled.missing(idsOf(ids))) > 0 {
 		t.Errorf("handled %v", handled.times)
 	}
 

@@ -34,6 +34,18 @@ func (c *Client) After(ctx context.Context, topic string, p Position) (int64, er
 	return id, wrap(err, "topic %q", topic)
 }
 
+// Current returns the latest message of a key in a compacted topic; false where there is none, or it is a tombstone. It also sees
+// what groups do not get yet, since it is not settled. Errors: ErrTopicNotFound, ErrInvalid (the topic is not compacted).
+func (c *Client) Current(ctx context.Context, topic, key string) (Received[[]byte], bool, error) {
+	list, err := c.received(ctx, "current", topic, key)
+	if err != nil || len(list) == 0 {
+		return Received[[]byte]{}, false, wrap(err, "current message of key %q in topic %q", key, topic)
+	}
+	m := list[0]
+	m.Topic = topic
+	return *m.as(m.Raw), true, nil
+}
+
 // received runs one of the statements that give messages.
 func (c *Client) received(ctx context.Context, name string, args ...any) (list []*raw, err error) {
 	err = c.query(ctx, nil, name, args, func(rows pgx.Rows) error {
@@ -52,6 +64,7 @@ func (c *Client) received(ctx context.Context, name string, args ...any) (list [
 		if payload == nil {
 			m.Raw = data
 		}
+		m.Tombstone = m.Raw == nil
 		if key != nil {
 			m.Key = *key
 		}

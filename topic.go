@@ -31,6 +31,38 @@ type TopicOptions struct {
 	Format Format
 	// SegmentSize is how many ids a segment of the log holds, 1,000 to 1,000,000,000. Default 1,000,000.
 	SegmentSize int64
+	// IdempotencyTTL is how long the topic remembers an idempotency key, 1 s to 365 days. Default 1 day.
+	IdempotencyTTL time.Duration
+	// RetentionAge is how long messages are kept at least, 1 s to 100 years; RetentionBytes how many bytes of them, indexes
+	// included. Default 0: for ever, and without limit. What is past either is removed by segments, but nothing that a group has yet
+	// to finish.
+	RetentionAge   time.Duration
+	RetentionBytes int64
+	// DropUnread lets retention remove what groups have yet to finish, too; Group.Missed counts it.
+	DropUnread bool
+	// Compact keeps only the latest message of each key. Each message needs a key; Message.Tombstone removes one. It cannot be
+	// changed later.
+	Compact bool
+	// TombstoneTTL is how long a tombstone is kept. Default 1 day.
+	TombstoneTTL time.Duration
+}
+
+// TopicChange is what AlterTopic changes. What is nil stays as it is.
+type TopicChange struct {
+	// SegmentSize counts for segments that are made from then on.
+	SegmentSize *int64
+	// RetentionAge and RetentionBytes are as in TopicOptions; 0 for none.
+	RetentionAge                 *time.Duration
+	RetentionBytes               *int64
+	DropUnread                   *bool
+	IdempotencyTTL, TombstoneTTL *time.Duration
+}
+
+// DropOptions are the options of DropTopic and DropGroup.
+type DropOptions struct {
+	// Force drops what is live, too: a consumer runs, or holds something. It ends with an error. Default false: refused with
+	// ErrInUse.
+	Force bool
 }
 
 // Topic describes a topic at one moment.
@@ -46,6 +78,16 @@ type Topic struct {
 	Segments    int       `json:"segments"`
 	Groups      int       `json:"groups"`
 	CreatedAt   time.Time `json:"created_at"`
+	// Messages is about how many messages the log has, Bytes what they take on disk, indexes included, OldestAt when the oldest of
+	// them was produced.
+	Messages int64      `json:"messages"`
+	Bytes    int64      `json:"bytes"`
+	OldestAt *time.Time `json:"oldest_at,omitempty"`
+	// RetentionAge and RetentionBytes are 0 for none.
+	RetentionAge   time.Duration `json:"retention_age,omitempty"`
+	RetentionBytes int64         `json:"retention_bytes,omitempty"`
+	DropUnread     bool          `json:"drop_unread,omitempty"`
+	Compact        bool          `json:"compact,omitempty"`
 }
 
 // CreateTopic creates a topic. One of that name that exists with the same format is left as it is, so that any number of
@@ -64,6 +106,31 @@ func (c *Client) CreateTopic(ctx context.Context, name string, o *TopicOptions) 
 		if o.SegmentSize != 0 {
 			options["segment_size"] = o.SegmentSize
 		}
+		if o.IdempotencyTTL != 0 {
+			if o.IdempotencyTTL < time.Second || o.IdempotencyTTL > 365*24*time.Hour {
+				return wrap(invalid("IdempotencyTTL", o.IdempotencyTTL, "it must be from 1 s to 365 days"), "create topic %q", name)
+			}
+			options["idempotency_ttl"] = intervalText(o.IdempotencyTTL)
+		}
+		for _, f := range []struct {
+			field, option string
+			value         time.Duration
+		}{{"RetentionAge", "retention_age", o.RetentionAge}, {"TombstoneTTL", "tombstone_ttl", o.TombstoneTTL}} {
+			if f.value < 0 {
+				return wrap(invalid(f.field, f.value, "it must be from 1 s to 100 years, or 0 for the default"), "create topic %q", name)
+			} else if f.value > 0 {
+				options[f.option] = intervalText(f.value)
+			}
+		}
+		if o.RetentionBytes != 0 {
+			options["retention_bytes"] = o.RetentionBytes
+		}
+		if o.DropUnread {
+			options["drop_unread"] = true
+		}
+		if o.Compact {
+			options["compact"] = true
+		}
 	}
 	text, err := json.Marshal(options)
 	if err != nil {
@@ -73,10 +140,78 @@ func (c *Client) CreateTopic(ctx context.Context, name string, o *TopicOptions) 
 	return wrap(err, "create topic %q", name)
 }
 
-// DropTopic removes a topic with its messages, groups and dead letters, and reports whether there was one. It waits for
-// transactions that use the log.
-func (c *Client) DropTopic(ctx context.Context, name string) (bool, error) {
-	dropped, err := one[bool](ctx, c, nil, "drop_topic", name)
+// AlterTopic changes options of a topic. Errors: ErrTopicNotFound, ErrInvalid.
+func (c *Client) AlterTopic(ctx context.Context, name string, change TopicChange) error {
+	options := map[string]any{}
+	if change.SegmentSize != nil {
+		options["segment_size"] = *change.SegmentSize
+	}
+	for option, value := range map[string]*time.Duration{
+		"retention_age": change.RetentionAge, "idempotency_ttl": change.IdempotencyTTL, "tombstone_ttl": change.TombstoneTTL,
+	} {
+		switch {
+		case value == nil:
+		case *value == 0 && option == "retention_age":
+			options[option] = nil
+		default:
+			options[option] = intervalText(*value)
+		}
+	}
+	if change.RetentionBytes != nil {
+		options["retention_bytes"] = *change.RetentionBytes
+		if *change.RetentionBytes == 0 {
+			options["retention_bytes"] = nil
+		}
+	}
+	if change.DropUnread != nil {
+		options["drop_unread"] = *change.DropUnread
+	}
+	text, err := json.Marshal(options)
+	if err != nil {
+		return err
+	}
+	_, err = one[any](ctx, c, nil, "alter_topic", name, string(text))
+	return wrap(err, "alter topic %q", name)
+}
+
+// RenameTopic gives a topic another name. Its log and groups stay; producers and consumers that use the old name end with
+// ErrTopicNotFound. Errors: ErrTopicNotFound, ErrInvalid, ErrConflict.
+func (c *Client) RenameTopic(ctx context.Context, name, newName string) error {
+	err := checkName("new name", newName)
+	if err == nil {
+		_, err = one[any](ctx, c, nil, "rename_topic", name, newName)
+	}
+	c.topics.Delete(name)
+	return wrap(err, "rename topic %q", name)
+}
+
+// DeleteKey removes all messages of a key from a topic, for good, and from the deliveries of its groups: for what the law wants gone.
+// Groups that have yet to handle them do not get them. It reads the log as a whole, segment by segment; progress, if not nil, is
+// called after each. It returns how many messages there were. Errors: ErrTopicNotFound, ErrInvalid.
+func (c *Client) DeleteKey(ctx context.Context, topic, key string, progress func(segment int, deleted int64)) (deleted int64, err error) {
+	for segment, more := 0, true; more; {
+		more = false
+		err := c.query(ctx, nil, "delete_key", []any{topic, key, segment}, func(rows pgx.Rows) error {
+			more = true
+			var n int64
+			err := rows.Scan(&segment, &n)
+			deleted += n
+			return err
+		})
+		if err != nil {
+			return deleted, wrap(err, "delete key from topic %q", topic)
+		}
+		if more && progress != nil {
+			progress(segment, deleted)
+		}
+	}
+	return deleted, nil
+}
+
+// DropTopic removes a topic with its messages, groups and dead letters, and reports whether there was one. The name is free at once;
+// tables that are in use are removed later, by maintenance. Errors: ErrInUse.
+func (c *Client) DropTopic(ctx context.Context, name string, o *DropOptions) (bool, error) {
+	dropped, err := one[bool](ctx, c, nil, "drop_topic", name, o != nil && o.Force)
 	c.topics.Delete(name)
 	return dropped, wrap(err, "drop topic %q", name)
 }
@@ -98,8 +233,13 @@ func (c *Client) Topic(ctx context.Context, name string) (Topic, error) {
 
 func (c *Client) topicList(ctx context.Context, name any) (list []Topic, err error) {
 	err = c.query(ctx, nil, "topics", []any{name}, func(rows pgx.Rows) error {
-		var t Topic
-		err := rows.Scan(&t.Name, &t.Format, &t.Log, &t.Head, &t.Settled, &t.SegmentSize, &t.Segments, &t.Groups, &t.CreatedAt)
+		var (
+			t   Topic
+			age float64
+		)
+		err := rows.Scan(&t.Name, &t.Format, &t.Log, &t.Head, &t.Settled, &t.SegmentSize, &t.Segments, &t.Groups, &t.CreatedAt,
+			&t.Messages, &t.Bytes, &t.OldestAt, &age, &t.RetentionBytes, &t.DropUnread, &t.Compact)
+		t.RetentionAge = time.Duration(age * float64(time.Second))
 		list = append(list, t)
 		return err
 	})
@@ -116,9 +256,11 @@ func checkName(field, name string) error {
 
 // topicInfo is what a client keeps of a topic.
 type topicInfo struct {
-	id      int32
-	format  Format
-	canCopy bool
+	id     int32
+	format Format
+	// canCopy: the client's role may COPY messages into the log; canCopyAll: also those that have more than key, headers and
+	// payload.
+	canCopy, canCopyAll bool
 }
 
 func (c *Client) topicInfo(ctx context.Context, q querier, name string) (topicInfo, error) {
@@ -127,7 +269,7 @@ func (c *Client) topicInfo(ctx context.Context, q querier, name string) (topicIn
 	}
 	var t topicInfo
 	err := c.query(ctx, q, "topic", []any{name}, func(rows pgx.Rows) error {
-		return rows.Scan(&t.id, &t.format, &t.canCopy)
+		return rows.Scan(&t.id, &t.format, &t.canCopy, &t.canCopyAll)
 	})
 	if err != nil {
 		return t, err
@@ -154,7 +296,7 @@ func (c *Client) topicInfoSQL(ctx context.Context, tx SQLTx, name string) (t top
 		}
 		c.fits.Store(true)
 	}
-	return t, sqlRow(ctx, tx, c.text("topic"), []any{name}, &t.id, &t.format, &t.canCopy)
+	return t, sqlRow(ctx, tx, c.text("topic"), []any{name}, &t.id, &t.format, &t.canCopy, &t.canCopyAll)
 }
 
 // sqlRow runs a query of one row.

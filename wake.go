@@ -50,6 +50,15 @@ func (w *waker) init(c *Client) {
 	w.waiting = map[string]map[chan struct{}]bool{}
 }
 
+// background runs what the client does by itself, until it is closed.
+func (w *waker) background(run func(ctx context.Context)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.running.Go(func() { run(w.ctx) })
+	}
+}
+
 func (w *waker) close() {
 	w.mu.Lock()
 	w.closed = true

@@ -43,11 +43,11 @@ func TestWakeUpReachesOtherProcesses(t *testing.T) {
 	}
 	// A transaction of the caller's wakes nobody by itself.
 	tx := start(t, conn)
-	ids, err := c.ProduceTx(t.Context(), tx, "t", numbers(1)...)
+	late, err := c.ProduceTx(t.Context(), tx, "t", numbers(1)...)
 	noError(t, err)
 	noError(t, tx.Commit(t.Context()))
 	c.Wake("t")
-	within(t, 20*time.Second, "the message is handled", func() bool { return handled.count(ids[0]) == 1 })
+	within(t, 20*time.Second, "the message is handled", func() bool { return handled.count(late[0].ID) == 1 })
 }
 
 // The role may connect as often as the pool does, and not once more: LISTEN, whose connection is not the pool's, cannot.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -929,4 +930,371 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 		}
 	}
 	visit(newRoot(g))
+}
+
+// Dead letters by filter: listed, redriven, sent to another topic, purged.
+func TestDeadByFilter(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "jobs")
+	c.ok("", "topic", "create", "by-hand")
+	c.ok("", "topic", "create", "raw", "--format", "bytes")
+	c.ok("", "group", "create", "jobs", "w", "--max-attempts", "1")
+	for i := range 10 {
+		c.ok(fmt.Sprintf("%d\n", i), "produce", "jobs", "--key", fmt.Sprintf("k%d", i%2), "--header", fmt.Sprintf("n=%d", i%3))
+	}
+	c.ok("", "consume", "jobs", "w", "--exec", `echo "no $WEIR_ID" >&2; exit 1`, "--until-idle")
+	ids := func(args string) string {
+		t.Helper()
+		var list []string
+		for _, d := range c.objects(c.ok("", append(strings.Fields("dead list jobs w --output json "+args), "--max", "100")...)) {
+			list = append(list, fmt.Sprint(d["id"]))
+		}
+		return strings.Join(list, " ")
+	}
+	for args, want := range map[string]string{
+		"":                                      "1 2 3 4 5 6 7 8 9 10",
+		"--key k1":                              "2 4 6 8 10",
+		"--key-prefix k --header n=0 --after 1": "4 7 10",
+		"--header n=1 --key k1":                 "2 8",
+		"--died-after 1h":                       "1 2 3 4 5 6 7 8 9 10",
+		"--died-after 2100-01-01":               "",
+		"--produced-before 2000-01-01T00:00:00": "",
+		"--produced-after 2000-01-01T00:00:00Z --died-before 0s --min-attempts 1": "1 2 3 4 5 6 7 8 9 10",
+		"--min-attempts 2": "",
+	} {
+		if got := ids(args); got != want {
+			t.Errorf("dead list %s gave %s, want %s", args, got, want)
+		}
+	}
+	if got := c.ok("", "dead", "list", "jobs", "w", "--error", "no 10"); strings.Count(got, "\n") != 2 || !strings.Contains(got, "exit status 1: no 10") {
+		t.Errorf("dead list --error gave\n%s", got)
+	}
+
+	sent := c.objects(c.ok("", "dead", "redrive", "jobs", "w", "--key", "k1", "--to", "by-hand", "--output", "json"))
+	if len(sent) != 1 || sent[0]["redriven"] != 5.0 || sent[0]["to"] != "by-hand" || sent[0]["topic"] != "jobs" || sent[0]["group"] != "w" {
+		t.Errorf("redrive --to gave %v", sent)
+	}
+	for i, m := range c.objects(c.ok("", "tail", "by-hand", "--output", "json")) {
+		headers := m["headers"].(map[string]any)
+		if m["payload"] != float64(2*i+1) || m["key"] != "k1" || headers["weir-dead-topic"] != "jobs" || headers["weir-dead-group"] != "w" ||
+			headers["weir-dead-id"] != fmt.Sprint(2*i+2) || headers["weir-dead-error"] != fmt.Sprintf("exit status 1: no %d", 2*i+2) || headers["n"] != fmt.Sprint((2*i+1)%3) {
+			t.Errorf("message %d in the other topic is %v", i, m)
+		}
+	}
+	if got := ids(""); got != "1 3 5 7 9" {
+		t.Errorf("left are %s", got)
+	}
+	if got := c.ok("", "dead", "redrive", "jobs", "w", "--header", "n=0"); got != "2 dead letters redriven\n" {
+		t.Errorf("redrive --header gave %q", got)
+	}
+	c.fails(exitUsage, "y\n", []string{"dead", "purge", "jobs", "w", "--error", "no"}, "--yes")
+	if got := c.ok("", "dead", "purge", "jobs", "w", "--error", "no 3", "--yes"); got != "1 dead letter purged\n" {
+		t.Errorf("purge --error gave %q", got)
+	}
+	if got := c.ok("", "dead", "purge", "jobs", "w", "--error", "no 3", "--yes"); got != "0 dead letters purged\n" {
+		t.Errorf("purge --error, again, gave %q", got)
+	}
+	stdout, _ := c.fails(exitFailed, "", []string{"dead", "purge", "jobs", "w", "9", "5", "4", "--yes"}, "has no dead letter 4")
+	if stdout != "2 dead letters purged\n" {
+		t.Errorf("purge of ids gave %q", stdout)
+	}
+	if got := ids(""); got != "" {
+		t.Errorf("left are %s", got)
+	}
+
+	c.ok("", "group", "create", "jobs", "v", "--max-attempts", "1")
+	c.ok("", "consume", "jobs", "v", "--exec", "exit 1", "--until-idle")
+	c.fails(exitFailed, "", strings.Fields("dead redrive jobs v --all --to raw"), "'jobs', which has format json", "format json or jsonb")
+	c.fails(exitFailed, "", strings.Fields("dead redrive jobs v --all --to nowhere"), "topic 'nowhere' does not exist", "weir topic create")
+	if got := c.ok("", "dead", "purge", "jobs", "v", "--all", "--yes"); got != "10 dead letters purged\n" {
+		t.Errorf("purge --all gave %q", got)
+	}
+	for args, says := range map[string]string{
+		"redrive jobs w --key k 1":                  "ids or flags",
+		"redrive jobs w --key k --all":              "--all or flags",
+		"redrive jobs w --key=":                     "--key is",
+		"redrive jobs w --min-attempts -1":          "--min-attempts is",
+		"redrive jobs w --header x":                 "name=value",
+		"redrive jobs w --died-after someday":       "--died-after: .*is no time",
+		"redrive jobs w --all --to=":                "--to is empty",
+		"purge jobs w":                              "give the ids of dead letters, flags that pick some, or --all",
+		"purge jobs w --produced-before soon --yes": "--produced-before: .*how long ago",
+	} {
+		c.fails(exitUsage, "", strings.Fields("dead "+args), says)
+	}
+}
+
+// Many dead letters are shown to move, on a terminal only.
+func TestDeadRedriveMany(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "jobs")
+	c.ok("", "group", "create", "jobs", "w", "--mode", "queue")
+	conn, err := pgx.Connect(t.Context(), c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	for _, text := range []string{
+		"insert into weir.log_1 (payload) select '1' from generate_series(1, 2500)",
+		`insert into weir.delivery (group_id, message_id, state, due_at, attempt, payload, produced_at, errors)
+			select 1, id, 'dead', clock_timestamp(), 1, payload, produced_at,
+				jsonb_build_array(jsonb_build_object('attempt', 1, 'at', clock_timestamp(), 'error', 'no')) from weir.log_1`,
+	} {
+		if _, err := conn.Exec(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.ok("", "tail", "jobs") // until they are settled
+	c.ok("", "group", "seek", "jobs", "w", "head")
+	code, stdout, stderr := c.run("", "dead", "redrive", "jobs", "w", "--all")
+	if code != exitOK || stdout != "2500 dead letters redriven\n" || stderr != "" {
+		t.Errorf("redrive gave code %d, %q, %q", code, stdout, stderr)
+	}
+	if g := c.group("jobs", "w"); g["dead"] != 0.0 || g["retrying"] != 2500.0 {
+		t.Errorf("the group is %v", g)
+	}
+}
+
+func TestGroupModes(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "events")
+	created := c.objects(c.ok("", strings.Fields("group create events o --mode ordered --shards 64 --key-prefix eu- --header a=1 --header b=x=y --output json")...))
+	if len(created) != 1 || created[0]["mode"] != "ordered" || created[0]["shards"] != 64.0 || created[0]["key_prefix"] != "eu-" ||
+		fmt.Sprint(created[0]["headers"]) != "map[a:1 b:x=y]" {
+		t.Errorf("created %v", created)
+	}
+	c.ok("", "group", "create", "events", "q", "--mode", "queue")
+	if got := c.ok("", "group", "create", "events", "s"); got != "group \"s\" is there on topic \"events\", mode stream, at id 0\n" {
+		t.Errorf("create gave %q", got)
+	}
+	c.ok("", "group", "create", "events", "q") // whatever its mode is
+	c.fails(exitFailed, "", []string{"group", "create", "events", "q", "--mode", "stream"}, "exists with mode queue")
+
+	shown := c.ok("", "group", "describe", "events", "o")
+	for _, p := range []string{
+		`(?m)^mode: +ordered$`, `(?m)^shards: +64$`, `(?m)^filter: +keys that begin with "eu-", header a=1, header b=x=y$`, `(?m)^paused: +no$`,
+		`(?m)^waiting: +0$`, `(?m)^retrying: +0$`, `(?m)^dead: +0$`, `(?m)^consumers: +0$`,
+	} {
+		if !regexp.MustCompile(p).MatchString(shown) {
+			t.Errorf("describe does not show %s:\n%s", p, shown)
+		}
+	}
+	c.ok("", "group", "pause", "events", "q")
+	list := c.ok("", "group", "list", "events")
+	for _, p := range []string{
+		`^TOPIC +GROUP +MODE +HEAD +CLAIMED +COMMITTED +LAG +AGE +LEASES +WAITING +RETRYING +DEAD +PAUSED\n`,
+		`(?m)^events +o +ordered .* -$`, `(?m)^events +q +queue .* \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`, `(?m)^events +s +stream .* -$`,
+	} {
+		if !regexp.MustCompile(p).MatchString(list) {
+			t.Errorf("list does not show %s:\n%s", p, list)
+		}
+	}
+
+	// The filter holds: of four messages one is handed out.
+	for _, m := range []struct{ key, header string }{{"eu-1", "a=1"}, {"us-1", "a=1"}, {"eu-2", "a=2"}, {"eu-3", "b=x=y"}} {
+		c.ok("1\n", "produce", "events", "--key", m.key, "--header", m.header, "--header", "c=3")
+	}
+	c.ok("1\n", "produce", "events", "--key", "eu-4", "--header", "a=1", "--header", "b=x=y", "--header", "c=3")
+	if got := c.objects(c.ok("", "consume", "events", "o", "--until-idle")); len(got) != 1 || got[0]["key"] != "eu-4" {
+		t.Errorf("with the filter came %v", got)
+	}
+	if g := c.group("events", "o"); g["lag"] != 0.0 {
+		t.Errorf("the group is %v", g)
+	}
+
+	for args, says := range map[string]string{
+		"create events x --mode fifo":                     `--mode is "fifo", it must be stream, ordered or queue`,
+		"create events x --mode ordered --shards 3":       `--shards is 3, it must be a power of two`,
+		"create events x --mode ordered --shards 512":     `--shards is 512`,
+		"create events x --mode ordered --shards 0":       `--shards is 0`,
+		"create events x --shards 4":                      `give --mode ordered`,
+		"create events x --header y":                      `name=value`,
+		"alter events o":                                  `nothing to change`,
+		"alter events o --shards 5":                       `--shards is 5`,
+		"alter events o --header a=1 --no-headers":        `not both`,
+		"alter events s --shards 4":                       `only an ordered group has shards`,
+		"alter events s --retry-delay -1s":                `--retry-delay is -1s`,
+		"alter events s --max-attempts 0":                 `--max-attempts is 0`,
+		"alter events s --max-attempts 1001":              `max_attempts is 1001`,
+		"alter events s --retry-max 1ms --retry-delay 1s": `retry_max`,
+		"rename events s q":                               `group 'q' exists on topic 'events'.*another name`,
+		"rename events s":                                 `NAME is missing`,
+		"seek events s 999":                               `target is id 999, it must be from 1 to the settled head \+ 1, 6`,
+	} {
+		c.fails(exitUsage, "", strings.Fields("group "+args), `^weir: `, says)
+	}
+	c.fails(exitUsage, "", []string{"group", "rename", "events", "s", " spaced"}, "space")
+	for _, args := range []string{"pause events x", "resume events x", "alter events x --max-attempts 5", "rename events x y", "describe events x"} {
+		c.fails(exitFailed, "", strings.Fields("group "+args), `weir group create`)
+	}
+	if got := c.objects(c.ok("", "group", "list", "events", "--output", "json")); len(got) != 3 {
+		t.Errorf("%d groups, want 3: %v", len(got), got)
+	}
+	for args, want := range map[string]string{
+		"group create events x --mode ": "stream\nordered\nqueue\n", "group alter events o --shards ": "1\n2\n4\n", "group pause events ": "o\nq\ns\n",
+		"dead redrive events q --to ": "events\n", "group rename events ": "o\nq\ns\n",
+	} {
+		args, last := strings.Fields(args), ""
+		if got := c.ok("", append(append([]string{"__complete"}, args...), last)...); !strings.HasPrefix(got, want) {
+			t.Errorf("completing %q gave %q", args, got)
+		}
+	}
+}
+
+func TestGroupChanges(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "events")
+	c.ok("", strings.Fields("group create events g --mode ordered --shards 4 --key-prefix k")...)
+	c.ok("1\n2\n3\n", "produce", "events", "--key", "k")
+	gate := filepath.Join(t.TempDir(), "gate")
+	cmd := c.command("consume", "events", "g", "--exec", `echo begins; while ! [ -e "$GATE" ]; do sleep 0.02; done`)
+	cmd.Env = append(cmd.Env, "GATE="+gate)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, len("begins\n"))); err != nil {
+		t.Fatal(err)
+	}
+
+	// It is there, and holds the shard of the key.
+	var consumer map[string]any
+	eventually(t, "the consumer is listed", func() bool {
+		list := c.group("events", "g")["consumers"].([]any)
+		if len(list) == 1 {
+			consumer = list[0].(map[string]any)
+		}
+		return consumer["started_at"] != nil && consumer["pid"] == float64(cmd.Process.Pid)
+	})
+	for _, name := range []string{"consumer", "last_seen", "oldest", "host"} {
+		if consumer[name] == nil {
+			t.Errorf("the consumer has no %s: %v", name, consumer)
+		}
+	}
+	if consumer["leases"] != 1.0 || consumer["messages"] != 3.0 || consumer["concurrency"] != 1.0 {
+		t.Errorf("the consumer is %v, want one lease with three messages", consumer)
+	}
+	shown := c.ok("", "group", "describe", "events", "g")
+	if !regexp.MustCompile(`(?m)^CONSUMER +PROCESS +SINCE +SEEN +LEASES +HOLDS +OLDEST\n\S+ +\S+:` + fmt.Sprint(cmd.Process.Pid) + ` +\S+Z +\S+Z +1 +3 +\S+Z$`).MatchString(shown) {
+		t.Errorf("describe gave\n%s", shown)
+	}
+
+	if got := c.ok("", "group", "pause", "events", "g"); got != "group \"g\" of topic \"events\" is paused, with 1 lease out\n" {
+		t.Errorf("pause gave %q", got)
+	}
+	if got := c.ok("", "group", "pause", "events", "g"); got != "group \"g\" of topic \"events\" was paused before, with 1 lease out\n" {
+		t.Errorf("pause, again, gave %q", got)
+	}
+	c.fails(exitFailed, "", strings.Fields("group alter events g --shards 8"), "A consumer still holds a lease", `"weir group pause", and wait until "weir group describe" shows no lease`)
+	c.ok("4\n", "produce", "events", "--key", "k")
+	if err := os.WriteFile(gate, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what was held is acknowledged", func() bool { return c.group("events", "g")["leases"] == 0.0 })
+	if g := c.group("events", "g"); g["committed"] != 3.0 || g["paused_at"] == nil {
+		t.Errorf("the paused group is %v", g)
+	}
+	altered := c.objects(c.ok("", strings.Fields("group alter events g --shards 8 --header a=1 --max-attempts 3 --output json")...))[0]
+	if altered["shards"] != 8.0 || altered["max_attempts"] != 3.0 || altered["key_prefix"] != "k" || fmt.Sprint(altered["headers"]) != "map[a:1]" {
+		t.Errorf("altered to %v", altered)
+	}
+	altered = c.objects(c.ok("", "group", "alter", "events", "g", "--key-prefix", "", "--no-headers", "--output", "json"))[0]
+	if altered["shards"] != 8.0 || altered["key_prefix"] != nil || altered["headers"] != nil {
+		t.Errorf("altered to %v", altered)
+	}
+
+	if got := c.ok("", "group", "rename", "events", "g", "h"); got != "group \"g\" of topic \"events\" is now \"h\"\n" {
+		t.Errorf("rename gave %q", got)
+	}
+	rest, err := io.ReadAll(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := c.code(cmd.Wait()); code != exitFailed || !strings.Contains(errs.String(), "group 'g' does not exist") || string(rest) != "begins\nbegins\n" {
+		t.Errorf("the consumer ended with code %d, wrote %q, said\n%s", code, rest, errs.String())
+	}
+	if got := c.ok("", "group", "resume", "events", "h"); got != "group \"h\" of topic \"events\" is resumed, with 0 leases out\n" {
+		t.Errorf("resume gave %q", got)
+	}
+	if got := c.ok("", "group", "resume", "events", "h"); got != "group \"h\" of topic \"events\" was not paused, with 0 leases out\n" {
+		t.Errorf("resume, again, gave %q", got)
+	}
+	if got := c.objects(c.ok("", "consume", "events", "h", "--until-idle")); len(got) != 1 || got[0]["payload"] != 4.0 {
+		t.Errorf("under the new name came %v", got)
+	}
+	c.fails(exitFailed, "", strings.Fields("group alter events h --shards 4"), "It is not paused", "weir group pause")
+}
+
+func TestProduceFlags(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "events")
+	c.ok("1\n", strings.Fields("produce events --deliver-at 2099-01-31T12:00:00+02:00 --priority 7 --timeout 90s")...)
+	c.ok("2\n", strings.Fields("produce events --delay 36h --priority -3")...)
+	c.ok("3\n", strings.Fields("produce events --atomic --delay 1h")...)
+	conn, err := pgx.Connect(t.Context(), c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	rows, err := conn.Query(t.Context(), `
+		select concat_ws(' ',
+			case when deliver_at > '2090-01-01' then (deliver_at at time zone 'UTC')::text
+				else round(extract(epoch from deliver_at - produced_at)) || ' s' end,
+			coalesce(priority::text, '-'), coalesce(timeout::text, '-'))
+		from weir.log_1
+		order by id`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if want := []string{"2099-01-31 10:00:00 7 00:01:30", "129600 s -3 -", "3600 s - -"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("stored %q, %v; want %q", got, err, want)
+	}
+
+	// Keys: a second time, what is there already is left out.
+	c.ok("", "topic", "create", "payments")
+	in := `{"p":{"id":1}}` + "\n" + `{"p":{"id":"two"}}` + "\n" + `{"p":{"id":1}}` + "\n"
+	if got := c.ok(in, "produce", "payments", "--idempotency-field", "p.id"); got != "stored 2 messages in payments, ids 1 to 2; left out 1 duplicate\n" {
+		t.Errorf("it said %q", got)
+	}
+	if got := c.ok(in, "produce", "payments", "--idempotency-field", "p.id", "--atomic"); got != "stored 0 messages in payments; left out 3 duplicates\n" {
+		t.Errorf("it said %q", got)
+	}
+	for _, want := range []map[string]any{
+		{"topic": "payments", "stored": 1.0, "first_id": 3.0, "last_id": 3.0},
+		{"topic": "payments", "stored": 0.0, "duplicates": 1.0},
+	} {
+		if got := c.objects(c.ok("4\n", "produce", "payments", "--idempotency-key", "k", "--output", "json"))[0]; !maps.Equal(got, want) {
+			t.Errorf("the result is %v, want %v", got, want)
+		}
+	}
+	c.fails(exitFailed, "5\n6\n", []string{"produce", "payments", "--idempotency-key", "l"}, `stdin:2 was refused: --idempotency-key is for one message`, "no message was stored")
+	c.fails(exitFailed, `{"p":1}`+"\n", []string{"produce", "payments", "--idempotency-field", "p.id"}, `stdin:1 was refused: it has no field p.id for the idempotency key`)
+	c.fails(exitFailed, `{"p":"`+strings.Repeat("x", 201)+`"}`+"\n", []string{"produce", "payments", "--idempotency-field", "p"}, `stdin:1 was refused: .*idempotency key is 201 characters`)
+	c.fails(exitFailed, `{"k":"`+strings.Repeat("x", 1025)+`"}`+"\n", []string{"produce", "payments", "--key-field", "k"}, `stdin:1 was refused: .*key is 1025 bytes`)
+
+	for _, at := range []string{"tomorrow", "2030-01-31", "2030-01-31T12:00:00", "2030-01-31 12:00:00Z", "2030-01-31T12:00:00 Europe/Berlin", "2030-01-31T12:00:00+25:00", "2030-02-30T12:00:00Z", "10000-01-01T00:00:00Z"} {
+		c.fails(exitUsage, "1\n", []string{"produce", "events", "--deliver-at", at}, `--deliver-at is "`+regexp.QuoteMeta(at)+`", it must be a time with its zone`)
+	}
+	for flags, pattern := range map[string]string{
+		"--deliver-at 2030-01-31T12:00:00Z --delay 1s": "--deliver-at and --delay are both given",
+		"--delay -1s":           "--delay is -1s, it must be from 0s to 87600h",
+		"--delay 87601h":        "--delay is 87601h",
+		"--priority 11":         "--priority is 11, it must be from -10 to 10",
+		"--timeout 0":           "--timeout is 0s, it must be from 1ms to 168h",
+		"--timeout 169h":        "--timeout is 169h",
+		"--idempotency-key=":    "--idempotency-key has 0 characters",
+		"--idempotency-field=.": `--idempotency-field is "\."`,
+		"--idempotency-key a --idempotency-field b": "both given",
+	} {
+		c.fails(exitUsage, "1\n", append([]string{"produce", "events"}, strings.Fields(flags)...), pattern)
+	}
+	if n := len(c.objects(c.ok("", "tail", "payments", "--output", "json"))); n != 3 {
+		t.Errorf("%d payments are stored, want 3", n)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -32,6 +33,14 @@ type produceOptions struct {
 	headers  []string
 	batch    int
 	atomic   bool
+
+	deliverAt      string
+	delay          time.Duration
+	priority       int
+	timeout        time.Duration
+	idempotencyKey string
+	// the field of each document that holds its idempotency key
+	idempotencyField string
 }
 
 func produceCommand(g *global) *cobra.Command {
@@ -47,13 +56,18 @@ Messages are stored in batches, each in a transaction of its own: all of a batch
 or fewer when they exceed %d MiB, or when a pipe or terminal has had nothing more for %v. With --atomic all of the
 input is one transaction.
 
+--deliver-at, --delay, --priority and --timeout go for every message. A message with an idempotency key that the topic
+remembers is a duplicate, and is left out: with --idempotency-field the same input can be produced again.
+
 At the first line that is refused, it ends: the error says which line it was and how many messages were stored, and with
 which line to go on. Nothing of that line's batch was stored.`, batchBytes>>20, inputPause),
 		Example: `  weir produce events < events.ndjson
   weir produce events one.ndjson two.ndjson --key-field customer.id
   journalctl -f -o json | weir produce journal --header host=$(hostname)
   weir produce notes --lines --key todo < notes.txt
-  weir produce events --atomic < events.ndjson`,
+  weir produce events --atomic < events.ndjson
+  weir produce payments --idempotency-field payment.id < payments.ndjson
+  echo '{"remind":7}' | weir produce jobs --deliver-at 2026-01-31T12:00:00Z --priority 5`,
 		Args:              arguments,
 		ValidArgsFunction: completeNames(g),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -65,6 +79,9 @@ which line to go on. Nothing of that line's batch was stored.`, batchBytes>>20, 
 				return usageOf(cmd, "--key-field is %q, it must be the name of a field, or several with dots between them", o.keyField)
 			}
 			p := &producer{g: g, topic: args[0], o: o}
+			if err := p.common(cmd); err != nil {
+				return err
+			}
 			for _, h := range o.headers {
 				name, value, ok := strings.Cut(h, "=")
 				if !ok || name == "" {
@@ -91,6 +108,9 @@ which line to go on. Nothing of that line's batch was stored.`, batchBytes>>20, 
 			if o.lines && o.keyField != "" && p.format != weir.Bytes {
 				return usageOf(cmd, "--lines makes strings, which have no field for --key-field: use --key")
 			}
+			if o.lines && o.idempotencyField != "" && p.format != weir.Bytes {
+				return usageOf(cmd, "--lines makes strings, which have no field for --idempotency-field")
+			}
 			p.startBar(in.size)
 			err = p.run(cmd.Context(), in)
 			p.stopBar()
@@ -104,6 +124,9 @@ which line to go on. Nothing of that line's batch was stored.`, batchBytes>>20, 
 				if p.result.First > 0 {
 					ids = fmt.Sprintf(", ids %d to %d", p.result.First, p.result.Last)
 				}
+				if p.result.Duplicates > 0 {
+					ids += fmt.Sprintf("; left out %s", count(p.result.Duplicates, "duplicate"))
+				}
 				err = g.done(nil, "stored %s in %s%s", count(p.result.Stored, "message"), p.topic, ids)
 			}
 			return err
@@ -114,6 +137,12 @@ which line to go on. Nothing of that line's batch was stored.`, batchBytes>>20, 
 	flags.StringVar(&o.key, "key", "", "the key of every message; with --key-field that of documents without the field")
 	flags.StringVar(&o.keyField, "key-field", "", "the field of each document that holds its key; dots lead into objects")
 	flags.StringArrayVar(&o.headers, "header", nil, "a header of every message, name=value; may be repeated")
+	flags.StringVar(&o.deliverAt, "deliver-at", "", "when every message is handed out, such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00")
+	flags.DurationVar(&o.delay, "delay", 0, "how long after it is stored every message is handed out, such as 90s or 24h")
+	flags.IntVar(&o.priority, "priority", 0, "the priority of every message, -10 to 10; queue groups hand out higher ones first")
+	flags.DurationVar(&o.timeout, "timeout", 0, "how long a handler may take for a message, 1ms to 168h")
+	flags.StringVar(&o.idempotencyKey, "idempotency-key", "", "the idempotency key of the message, of which the input has one")
+	flags.StringVar(&o.idempotencyField, "idempotency-field", "", "the field of each document that holds its idempotency key; dots lead into objects")
 	flags.IntVar(&o.batch, "batch", 1000, "messages in a transaction, 1 to 10000")
 	flags.BoolVar(&o.atomic, "atomic", false, "store all of the input in one transaction, or nothing")
 	return cmd
@@ -127,6 +156,8 @@ type producer struct {
 	format  weir.Format
 	o       produceOptions
 	headers map[string]string
+	// message has what every message has
+	message weir.Message
 
 	// batch is what was read and is not stored yet, and the lines it came from.
 	batch []weir.Message
@@ -135,7 +166,9 @@ type producer struct {
 
 	conn *pgx.Conn // with --atomic, and to find which message was refused
 	tx   pgx.Tx    // with --atomic
-	open int64     // messages in tx
+	open int64     // messages stored in tx
+
+	messages int // that were read
 
 	result produceResult
 
@@ -144,14 +177,53 @@ type producer struct {
 }
 
 type produceResult struct {
-	Topic   string `json:"topic"`
-	Stored  int64  `json:"stored"`
-	First   int64  `json:"first_id,omitempty"` // not with --atomic
-	Last    int64  `json:"last_id,omitempty"`
-	Refused string `json:"refused,omitempty"` // file:line
-	Resume  string `json:"resume,omitempty"`  // file:line to go on with after an error
+	Topic  string `json:"topic"`
+	Stored int64  `json:"stored"`
+	First  int64  `json:"first_id,omitempty"` // not with --atomic
+	Last   int64  `json:"last_id,omitempty"`
+	// Duplicates is how many messages were left out, because their idempotency keys were there already.
+	Duplicates int64  `json:"duplicates,omitempty"`
+	Refused    string `json:"refused,omitempty"` // file:line
+	Resume     string `json:"resume,omitempty"`  // file:line to go on with after an error
 	// Unknown is how many messages may or may not be stored, because the connection was lost at the wrong moment.
 	Unknown int64 `json:"unknown,omitempty"`
+}
+
+// common checks what goes for every message.
+func (p *producer) common(cmd *cobra.Command) error {
+	o, flags := &p.o, cmd.Flags()
+	if o.deliverAt != "" {
+		if flags.Changed("delay") {
+			return usageOf(cmd, "--deliver-at and --delay are both given: give one of them")
+		}
+		at, err := time.Parse(time.RFC3339, o.deliverAt)
+		if err != nil {
+			return usageOf(cmd, "--deliver-at is %q, it must be a time with its zone, such as 2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00", o.deliverAt)
+		}
+		p.message.DeliverAt = at
+	}
+	if o.delay < 0 || o.delay > 3650*24*time.Hour {
+		return usageOf(cmd, "--delay is %v, it must be from 0s to 87600h", o.delay)
+	}
+	if o.priority < -10 || o.priority > 10 {
+		return usageOf(cmd, "--priority is %d, it must be from -10 to 10", o.priority)
+	}
+	if flags.Changed("timeout") && (o.timeout < time.Millisecond || o.timeout > 7*24*time.Hour) {
+		return usageOf(cmd, "--timeout is %v, it must be from 1ms to 168h", o.timeout)
+	}
+	if flags.Changed("idempotency-key") {
+		if n := utf8.RuneCountInString(o.idempotencyKey); n < 1 || n > 200 {
+			return usageOf(cmd, "--idempotency-key has %d characters, it must have 1 to 200", n)
+		}
+		if flags.Changed("idempotency-field") {
+			return usageOf(cmd, "--idempotency-key and --idempotency-field are both given: give one of them")
+		}
+	}
+	if flags.Changed("idempotency-field") && slices.Contains(strings.Split(o.idempotencyField, "."), "") {
+		return usageOf(cmd, "--idempotency-field is %q, it must be the name of a field, or several with dots between them", o.idempotencyField)
+	}
+	p.message.Delay, p.message.Priority, p.message.Timeout, p.message.IdempotencyKey = o.delay, o.priority, o.timeout, o.idempotencyKey
+	return nil
 }
 
 func (p *producer) run(ctx context.Context, in *input) error {
@@ -240,6 +312,17 @@ func (p *producer) add(ctx context.Context, l line) error {
 			err = fmt.Errorf("it has no field %s for the key; --key gives those without it one, --key '' none", p.o.keyField)
 		}
 	}
+	m := p.message
+	if err == nil && p.o.idempotencyField != "" {
+		var found bool
+		m.IdempotencyKey, found, err = field(l.text, p.o.idempotencyField)
+		if err == nil && !found {
+			err = fmt.Errorf("it has no field %s for the idempotency key", p.o.idempotencyField)
+		}
+	}
+	if p.messages++; err == nil && p.o.idempotencyKey != "" && p.messages > 1 {
+		err = errors.New("--idempotency-key is for one message, this is the second: use --idempotency-field")
+	}
 	p.lines = append(p.lines, l)
 	if err != nil {
 		return p.refused(l, err)
@@ -247,7 +330,8 @@ func (p *producer) add(ctx context.Context, l line) error {
 	if payload == nil {
 		payload = []byte{}
 	}
-	p.batch = append(p.batch, weir.Message{Key: key, Headers: p.headers, Payload: payload})
+	m.Key, m.Headers, m.Payload = key, p.headers, payload
+	p.batch = append(p.batch, m)
 	p.size += len(l.text)
 	if len(p.batch) == p.o.batch || p.size >= batchBytes {
 		return p.store(ctx)
@@ -260,22 +344,29 @@ func (p *producer) store(ctx context.Context) error {
 	if len(p.batch) == 0 {
 		return nil
 	}
-	n := int64(len(p.batch))
 	if p.tx != nil {
-		if _, err := p.client.CopyTx(ctx, p.tx, p.topic, all(p.batch)); err != nil {
-			return p.blame(ctx, err)
-		}
-		p.open += n
-	} else {
-		ids, err := p.client.Produce(ctx, p.topic, p.batch...)
+		stored, err := p.client.CopyTx(ctx, p.tx, p.topic, all(p.batch))
 		if err != nil {
 			return p.blame(ctx, err)
 		}
-		if p.result.Stored == 0 {
-			p.result.First = ids[0]
+		p.open += stored
+		p.result.Duplicates += int64(len(p.batch)) - stored
+	} else {
+		produced, err := p.client.Produce(ctx, p.topic, p.batch...)
+		if err != nil {
+			return p.blame(ctx, err)
 		}
-		p.result.Last = ids[len(ids)-1]
-		p.result.Stored += n
+		for _, m := range produced {
+			if m.Duplicate {
+				p.result.Duplicates++
+				continue
+			}
+			if p.result.Stored == 0 {
+				p.result.First = m.ID
+			}
+			p.result.Last = m.ID
+			p.result.Stored++
+		}
 	}
 	p.advance()
 	p.batch, p.lines, p.size = p.batch[:0], p.lines[:0], 0
@@ -320,12 +411,12 @@ func uncertain(err error) bool {
 func (p *producer) blame(ctx context.Context, err error) error {
 	var pg *pgconn.PgError
 	switch {
+	case errors.Is(err, weir.ErrUnknownOutcome):
+		p.result.Unknown = int64(len(p.batch))
+		return p.failed(fmt.Errorf("%w; whether %s to %s are stored is not known", err, p.lines[0], p.lines[len(p.lines)-1]))
 	case errors.Is(err, weir.ErrFormat), errors.Is(err, weir.ErrInvalid):
 	case errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "54")):
 		// data that the server cannot take, or that exceeds one of its limits
-	case p.tx == nil && uncertain(err):
-		p.result.Unknown = int64(len(p.batch))
-		return p.failed(fmt.Errorf("%w; the connection was lost: whether %s to %s are stored is not known", err, p.lines[0], p.lines[len(p.lines)-1]))
 	default:
 		return p.failed(err)
 	}

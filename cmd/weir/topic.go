@@ -151,7 +151,7 @@ needed. It waits for transactions that use the log.`,
 			if err := g.confirm(cmd, yes, "Topic %q, with ids up to %d and %s, will be dropped.", t.Name, t.Head, count(t.Groups, "group")); err != nil {
 				return err
 			}
-			dropped, err := client.DropTopic(cmd.Context(), args[0])
+			dropped, err := client.DropTopic(cmd.Context(), args[0], nil)
 			if err == nil && !dropped {
 				err = fmt.Errorf("%w: %q", weir.ErrTopicNotFound, args[0])
 			}

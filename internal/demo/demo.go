@@ -250,7 +250,7 @@ func (d *demo) prepare(ctx context.Context) error {
 		if d.o.Keep || private {
 			return nil
 		}
-		_, err := d.c.DropTopic(ctx, d.topic)
+		_, err := d.c.DropTopic(ctx, d.topic, nil)
 		return err
 	})
 	t, err := d.c.Topic(ctx, d.topic)

@@ -111,7 +111,7 @@ func (p *producer) transaction(ctx context.Context, tx int, entries []entry, hol
 	var (
 		held     time.Duration
 		overtook int64
-		ids      []int64
+		stored   []weir.Produced
 	)
 	err := pgx.BeginTxFunc(call, d.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(t pgx.Tx) (err error) {
 		messages := make([]weir.Message, len(entries))
@@ -121,8 +121,12 @@ func (p *producer) transaction(ctx context.Context, tx int, entries []entry, hol
 			names[i], accounts[i], cents[i] = e.Entry, e.Account, e.Cents
 			d.rec.ProduceStarted(d.topic, e.Entry, e.Account)
 		}
-		if ids, err = d.c.ProduceTx(call, t, d.topic, messages...); err != nil {
+		if stored, err = d.c.ProduceTx(call, t, d.topic, messages...); err != nil {
 			return err
+		}
+		ids := make([]int64, len(stored))
+		for i, s := range stored {
+			ids[i] = s.ID
 		}
 		if _, err := t.Exec(call, d.text("ledger_book"), p.n, tx, names, accounts, cents, ids); err != nil {
 			return err
@@ -154,7 +158,7 @@ func (p *producer) transaction(ctx context.Context, tx int, entries []entry, hol
 		return err
 	default:
 		for i, e := range entries {
-			d.rec.Produced(d.topic, ids[i], e.Entry, e.Account)
+			d.rec.Produced(d.topic, stored[i].ID, e.Entry, e.Account)
 		}
 		d.committed.Add(int64(len(entries)))
 		d.c.Wake(d.topic)

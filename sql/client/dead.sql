@@ -1,6 +1,3 @@
--- Dead letters of a group after an id, or one.
+-- The next dead letters of a group that match a filter.
 select message_id, attempt, error, died_at, key, headers::text, payload::text, data, produced_at, errors::text
-from weir.dead_letters
-where topic = $1::text and grp = $2::text and (message_id = $3::bigint or ($3::bigint is null and message_id > $4::bigint))
-order by message_id
-limit $5::int
+from weir.dead_letters_matching($1::text, $2::text, $3::text::jsonb, $4::bigint, $5::int)

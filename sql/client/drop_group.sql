@@ -1,2 +1,2 @@
 -- Drops a group.
-select weir.drop_group($1::text, $2::text)
+select weir.drop_group($1::text, $2::text, $3::boolean)

@@ -1,2 +1,2 @@
 -- Drops a topic.
-select weir.drop_topic($1::text)
+select weir.drop_topic($1::text, $2::boolean)

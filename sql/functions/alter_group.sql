@@ -1,11 +1,12 @@
 -- weir.alter_group(topic, grp, options): changes options of a group: shards, key_prefix, headers (null for none), max_attempts,
 -- retry_delay, retry_max, split_after, as weir.create_group has them. Those that are not given stay.
 --
--- A filter counts for what is handed out from then on. shards can be changed while the group is paused and holds no lease: what
--- waits in its shards is shared out anew, so that a key never belongs to two shards.
+-- shards, key_prefix and headers can be changed while the group is paused and no consumer holds a lease: what is held was chosen by
+-- the filter as it was, and what waits in the shards is shared out anew, so that a key never belongs to two shards. A filter counts
+-- for what is claimed from then on.
 --
--- Errors: WE001, WE002, WE003, WE012 (shards: the group is not paused, or a consumer holds a lease).
--- Locks: the group's row; for shards also its shards and cursor, until the transaction ends.
+-- Errors: WE001, WE002, WE003, WE006, WE012 (shards, key_prefix, headers: the group is not paused, or a consumer holds a lease).
+-- Locks: the group's row; for those three also its shards and cursor, until the transaction ends.
 create or replace function weir.alter_group(topic text, grp text, options jsonb) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -23,12 +24,14 @@ begin
     perform weir.check_options(options, array['shards', 'key_prefix', 'headers', 'max_attempts', 'retry_delay', 'retry_max', 'split_after']);
     select g.* into was from weir.consumer_group as g where g.id = was.id for no key update;
     wanted := weir.group_options(was, options);
-    if wanted.shards <> was.shards then
+    if wanted.shards <> was.shards or wanted.key_prefix is distinct from was.key_prefix
+        or wanted.header_match is distinct from was.header_match
+    then
         -- Whoever claims has a shard's row, or the cursor; once both are had nobody is in the midst of it.
         perform from weir.shard as s where s.group_id = was.id order by s.number for update;
         perform from weir.cursor as c where c.group_id = was.id for no key update;
         if was.paused_at is null or exists (select from weir.lease as l where l.group_id = was.id) then
-            raise exception 'the shards of group % cannot be changed now', quote_literal(grp)
+            raise exception 'the shards and the filter of group % cannot be changed now', quote_literal(grp)
                 using errcode = 'WE012',
                       detail = case when was.paused_at is null then 'It is not paused.' else 'A consumer still holds a lease.' end,
                       hint = 'Pause the group with weir.pause_group(), wait until weir.leases has none of it, then try again.';

@@ -15,7 +15,8 @@
 --          split_after   takeovers after which a range is split into single deliveries, 1 to 1000, default 3
 --
 -- A group of that name that exists is left as it is, so any number of processes may call this at once.
--- Errors: WE001, WE003, WE004 (it exists with another mode), WE006. Locks: an advisory lock, until the transaction ends.
+-- Errors: WE001, WE003, WE004 (it exists with another mode), WE006. Locks: two advisory locks, until the transaction
+-- ends.
 create or replace function weir.create_group(topic text, grp text, options jsonb default '{}') returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -58,6 +59,8 @@ begin
         return found_group.id;
     end if;
 
+    -- From here on nothing is removed that the group needs (weir.retain).
+    perform pg_advisory_xact_lock_shared(weir.gate(on_topic.id));
     first_claimed := weir.position(on_topic.id, coalesce(options -> 'start', '"beginning"'), 'option start');
     insert into weir.consumer_group
         (topic_id, name, mode, shards, key_prefix, header_match, max_attempts, retry_delay, retry_max, split_after)

@@ -54,6 +54,7 @@ declare
     taken record;
     on_group weir.consumer_group;
     more boolean := false;
+    no_room boolean := false;
 begin
     if max_messages is null or max_messages not between 0 and 10000 then
         perform weir.check_range('max_messages', max_messages, 0, 10000);
@@ -69,7 +70,7 @@ begin
     end if;
 
     select
-        t.id as topic_id, t.format, t.sequence, t.segment_size, g as of_group, c.claimed,
+        t.id as topic_id, t.format, t.sequence, g as of_group, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
@@ -143,9 +144,14 @@ begin
         if drawn > settled and (w.pending is null or look) then
             head := case when own_transaction then drawn else weir.head(w.topic_id, settled) end;
         end if;
+        -- The next segment is made here, and not only by producers: one in a long transaction would make it for itself alone,
+        -- until that ends.
+        if own_transaction and drawn > settled and head is null then
+            no_room := drawn >= (select s.low from weir.segment as s where s.topic_id = w.topic_id order by s.high desc limit 1);
+        end if;
     end if;
 
-    if head is null and acks is null and not expired and not due and w.claimed >= settled then
+    if head is null and not no_room and acks is null and not expired and not due and w.claimed >= settled then
         if w.pending > w.claimed then
             return query select 'waiting', null::bigint, settled, w.pending, null::int;
         end if;
@@ -164,11 +170,12 @@ begin
         -- First of all writes: any other would give this transaction its xid before the head is read.
         perform weir.check_sequence(w.topic_id, settled, drawn);
         settled := weir.settle(w.topic_id, head, w.no_xid, look or not w.no_xid and weir.may_look());
-        if exists (
-            select from weir.segment as s where s.topic_id = w.topic_id having max(s.high) - drawn < w.segment_size
-        ) then
-            perform weir.extend_log(w.topic_id, drawn, false);
-        end if;
+    end if;
+    if head is not null and own_transaction then
+        no_room := drawn >= (select s.low from weir.segment as s where s.topic_id = w.topic_id order by s.high desc limit 1);
+    end if;
+    if no_room then
+        perform weir.extend_log(w.topic_id, drawn, false);
     end if;
 
     if acks is not null then
@@ -228,8 +235,9 @@ begin
         return query select 'later', null::bigint, null::bigint, 1::bigint, null::int;
         return;
     end if;
-    if head > settled then
-        return query select 'waiting', null::bigint, settled, head, null::int;
+    if greatest(head, w.pending) > settled then
+        return query select 'waiting', null::bigint, settled, greatest(head, w.pending), null::int;
+        return;
     end if;
     if least(w.next_expiry, w.next_due) > now_at then
         return query select 'later', null::bigint, null::bigint,

@@ -23,7 +23,7 @@ declare
 begin
     if target = '"beginning"' then
         return coalesce((
-            select min(s.low) from weir.segment as s where s.topic_id = position.topic_id
+            select min(s.low) from weir.segment as s where s.topic_id = position.topic_id and s.emptied_at is null
         ) - 1, 0);
     elsif target = '"head"' then
         return settled;

@@ -1,14 +1,25 @@
--- weir.produce(topic, payload, key, headers): stores one message in the caller's transaction; returns its id.
+-- weir.produce(topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key): stores one message in the
+-- caller's transaction; returns its id.
 --
--- topic    an existing topic of format json or jsonb
--- payload  the message, not null. A json topic keeps its text byte for byte
--- key      what the message is about; null for none
--- headers  a JSON object, null for none
+-- topic       an existing topic of format json or jsonb
+-- payload     the message, not null. A json topic keeps its text byte for byte
+-- key         what the message is about, at most 1,024 bytes; null for none
+-- headers     a JSON object, null for none
+-- deliver_at  it is handed out at that time, before the year 10000; at once when that is past. Null: at once
+-- delay       the same as a length of time from now, 0 s to 10 years. Not both
+-- priority    -10 to 10, null for 0. A queue group hands out higher ones first
+-- timeout     how long a handler may take for it at the most, up to 7 days; null for the consumer's own limit
+-- idempotency_key  1 to 200 characters, null for none. A message whose key the topic remembers (its option idempotency_ttl)
+--             is a duplicate: it is not stored, and the id of the first is returned. While the first is in flight this
+--             waits for it; if that one rolls back, this one is stored
 --
 -- The message can be seen once the caller's transaction has committed, and leaves no trace if that rolls back.
 -- Errors: WE001 (no such topic), WE003 (a bad argument), WE005 (a bytes topic), WE006 (a standby), WE007 (the sequence
--- was set back). Locks: as an insert.
-create or replace function weir.produce(topic text, payload json, key text default null, headers jsonb default null)
+-- was set back). Locks: as an insert; with an idempotency key, the row of the key before that.
+create or replace function weir.produce(
+    topic text, payload json, key text default null, headers jsonb default null, deliver_at timestamptz default null,
+    delay interval default null, priority int default null, timeout interval default null, idempotency_key text default null
+)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -17,16 +28,25 @@ declare
     into_topic weir.topic := weir.producing_to(topic, false);
     new_id bigint;
 begin
+    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0 or into_topic.compact
+        or weir.make_way(into_topic, 1)
+    then
+        return weir.store_one(into_topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
+    end if;
     execute format('insert into weir.log_%s (key, headers, payload) values ($1, $2, $3%s) returning id',
         into_topic.id, case into_topic.format when 'jsonb' then '::jsonb' end)
     into new_id using key, headers, payload;
-    perform weir.after_produce(into_topic, new_id, new_id);
+    perform weir.after_produce(into_topic, new_id);
     return new_id;
 end
 $$;
 
--- weir.produce_bytes(topic, payload, key, headers): the same for a topic of format bytes.
-create or replace function weir.produce_bytes(topic text, payload bytea, key text default null, headers jsonb default null)
+-- weir.produce_bytes(topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key): the same for a topic
+-- of format bytes.
+create or replace function weir.produce_bytes(
+    topic text, payload bytea, key text default null, headers jsonb default null, deliver_at timestamptz default null,
+    delay interval default null, priority int default null, timeout interval default null, idempotency_key text default null
+)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -35,9 +55,14 @@ declare
     into_topic weir.topic := weir.producing_to(topic, true);
     new_id bigint;
 begin
+    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0 or into_topic.compact
+        or weir.make_way(into_topic, 1)
+    then
+        return weir.store_one(into_topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
+    end if;
     execute format('insert into weir.log_%s (key, headers, payload) values ($1, $2, $3) returning id', into_topic.id)
     into new_id using key, headers, payload;
-    perform weir.after_produce(into_topic, new_id, new_id);
+    perform weir.after_produce(into_topic, new_id);
     return new_id;
 end
 $$;
@@ -74,8 +99,8 @@ begin
 end
 $$;
 
--- weir.after_produce(topic, first, last): refuses ids that groups are past already, and has the next segment made in time.
-create or replace function weir.after_produce(into_topic weir.topic, first_id bigint, last_id bigint) returns void
+-- weir.after_produce(topic, first_id): refuses ids that groups are past already.
+create or replace function weir.after_produce(into_topic weir.topic, first_id bigint) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -83,7 +108,6 @@ set enable_seqscan = off
 as $$
 declare
     settled bigint;
-    room bigint;
 begin
     -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache.
     select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
@@ -97,10 +121,6 @@ begin
         if first_id <= settled then
             perform weir.check_sequence(into_topic.id, settled, first_id - 1);
         end if;
-    end if;
-    select s.high - last_id into room from weir.segment as s where s.topic_id = into_topic.id order by s.high desc limit 1;
-    if room < into_topic.segment_size then
-        perform weir.extend_log(into_topic.id, last_id, false);
     end if;
 end
 $$;

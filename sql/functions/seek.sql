@@ -4,7 +4,7 @@
 --
 -- Leases end at once: handlers that are running finish, and their acknowledgements are refused. Messages up to the new position that
 -- wait for another attempt or for their time still get it; those above it come again from the log. Dead letters stay.
--- Errors: WE001, WE002, WE003. Locks: the group's shards, cursor and leases, until the transaction ends.
+-- Errors: WE001, WE002, WE003. Locks: the topic's gate, shared, the group's shards, cursor and leases, until the transaction ends.
 create or replace function weir.seek(topic text, grp text, target jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15,6 +15,8 @@ declare
     new_position bigint;
 begin
     perform weir.check_primary();
+    -- From here on nothing is removed that the new position needs (weir.retain).
+    perform pg_advisory_xact_lock_shared(weir.gate(moved.topic_id));
     new_position := weir.position(moved.topic_id, target, 'target');
     perform weir.end_leases(moved.id);
     select c.claimed into was from weir.cursor as c where c.group_id = moved.id for no key update;

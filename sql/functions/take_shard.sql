@@ -40,6 +40,13 @@ begin
     into retries, messages, bytes
     from weir.delivery as d
     where d.group_id = of_group.id and d.shard = take_shard.shard and d.state = 'ready' and d.suspect and d.due_at <= now_at
+      -- A consumer holds one suspect at a time, also of different shards: its death is to tell which one it was.
+      and not exists (
+          select
+          from weir.lease as l
+          join weir.delivery as h on h.group_id = l.group_id and h.message_id = any (l.retries)
+          where l.group_id = of_group.id and l.consumer = take_shard.consumer and l.expires_at > now_at and h.suspect
+      )
     order by d.due_at
     limit 1;
 

@@ -5,6 +5,9 @@
 --   head      highest visible id, 0 while the log is empty
 --   settled   the settled head: nothing at or below it can still appear
 --   segments  how many there are
+--   messages  about how many it has: of segments that are full as they were counted then, of others by their ids
+--   bytes     what they take on disk, indexes included
+--   oldest_at when the oldest was produced, of those that are counted
 create or replace view weir.topics as
 select
     t.id,
@@ -15,11 +18,29 @@ select
     coalesce(weir.head(t.id, f.settled), f.settled) as head,
     f.settled,
     t.segment_size,
-    (select count(*) from weir.segment as s where s.topic_id = t.id) as segments,
+    (select count(*) from weir.segment as s where s.topic_id = t.id and s.emptied_at is null) as segments,
     (select count(*) from weir.consumer_group as g where g.topic_id = t.id) as groups,
-    t.created_at
+    t.created_at,
+    coalesce((
+        select sum(case when s.sealed_at is not null then s.messages else greatest(least(s.high - 1, weir.drawn(t.id)) - s.low + 1, 0) end)
+        from weir.segment as s
+        where s.topic_id = t.id and s.emptied_at is null
+    ), 0)::bigint as messages,
+    coalesce((
+        select sum(coalesce(s.bytes, pg_total_relation_size(to_regclass(format('weir.log_%s_%s', s.topic_id, s.number)))))
+        from weir.segment as s
+        where s.topic_id = t.id and s.emptied_at is null
+    ), 0)::bigint as bytes,
+    weir.produced_after(t.id, 0) as oldest_at,
+    t.retention_age,
+    t.retention_bytes,
+    t.drop_unread,
+    t.compact,
+    t.tombstone_ttl,
+    t.idempotency_ttl
 from weir.topic as t
-cross join lateral (select max(r.bound) as settled from weir.fence_rows as r where r.topic_id = t.id) as f;
+cross join lateral (select max(r.bound) as settled from weir.fence_rows as r where r.topic_id = t.id) as f
+where t.dropped_at is null;
 
 -- weir.groups: one row a group.
 --   claimed      the cursor: highest id that was given out
@@ -34,6 +55,8 @@ cross join lateral (select max(r.bound) as settled from weir.fence_rows as r whe
 --   dead         dead letters
 --   paused_at    since when nothing is handed out, null while it is not paused
 --   shards       of an ordered group
+--   missed       messages that retention removed before the group had finished them, where the topic allows that; missed_at when it
+--                last did
 create or replace view weir.groups as
 select
     t.topic,
@@ -62,7 +85,9 @@ select
     g.retry_max,
     g.split_after,
     g.created_at,
-    g.id
+    g.id,
+    g.missed,
+    g.missed_at
 from weir.consumer_group as g
 join weir.topics as t on t.id = g.topic_id
 join weir.cursor as c on c.group_id = g.id

@@ -1,0 +1,2 @@
+-- The server's clock.
+select clock_timestamp()

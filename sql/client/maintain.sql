@@ -1,0 +1,2 @@
+-- One piece of upkeep.
+select coalesce(topic, ''), action, detail from weir.maintain()

@@ -1,0 +1,2 @@
+-- Since when maintenance is suspended.
+select weir.maintenance_suspended()

@@ -1,0 +1,172 @@
+-- weir.maintain(): does one piece of the upkeep that is due, in the caller's transaction, and says what. No row: nothing is due, or
+-- another transaction is at it, or maintenance is suspended. Call it again until then, each time in a transaction of its own.
+--
+--   topic    null where it concerns none
+--   action   sealed: a segment is full and settled, its size and age are noted, it is analyzed
+--            rolled: the rest of a segment's ids was skipped, so that it can be retained by age
+--            extended: a segment was made ahead of need
+--            emptied: the messages of a segment were removed by retention; dropped: its table
+--            compacted: messages that later ones of their key replace were removed; rewritten: the space they left was freed
+--            expired: idempotency keys and producers that are past their time were forgotten
+--            squeezed: a hot table was written anew, since an old snapshot keeps vacuum from it
+--            analyzed: the log as a whole
+--            postponed: a lock was not to be had within a moment; nothing else is due
+--
+-- Any number of processes may call it: one at a time works, the others find nothing due. What is not due is found out without
+-- writing anything. No lock that a producer or consumer could wait for is held, or waited for, longer than a moment.
+--
+-- Locks: an advisory lock of the install, never waited for; those of the piece of work.
+create or replace function weir.maintain() returns table (topic text, action text, detail text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    each weir.topic;
+    done text;
+    postponed text;
+    was_timeout text := current_setting('lock_timeout');
+begin
+    if pg_is_in_recovery() or exists (select from weir.maintenance as m where m.suspended_at is not null)
+        or not pg_try_advisory_xact_lock(hashtextextended('weir.maintain', 0))
+    then
+        return;
+    end if;
+    perform set_config('lock_timeout', '50ms', true);
+    -- In random order, so that a topic whose turn never comes off does not keep the others waiting.
+    for each in select t.* from weir.topic as t order by random() loop
+        for step in 1..7 loop
+            begin
+                done := case step
+                    when 1 then weir.finish_drop(each)
+                    when 2 then weir.extend_ahead(each)
+                    when 3 then weir.seal(each)
+                    when 4 then weir.retain(each)
+                    when 5 then weir.drop_emptied(each)
+                    when 6 then weir.roll(each)
+                    when 7 then weir.compact(each)
+                end;
+            exception
+                when lock_not_available then
+                    postponed := coalesce(postponed, each.name);
+                    done := null;
+            end;
+            if done is not null then
+                perform set_config('lock_timeout', was_timeout, true);
+                return query select each.name, split_part(done, ': ', 1), split_part(done, ': ', 2);
+                return;
+            end if;
+        end loop;
+    end loop;
+    begin
+        done := coalesce(weir.expire(), weir.squeeze());
+    exception
+        when lock_not_available then
+            postponed := coalesce(postponed, '');
+            done := null;
+    end;
+    perform set_config('lock_timeout', was_timeout, true);
+    if done is not null then
+        return query select null::text, split_part(done, ': ', 1), split_part(done, ': ', 2);
+    elsif postponed is not null then
+        return query select nullif(postponed, ''), 'postponed', 'a transaction holds a lock that is in the way';
+    end if;
+end
+$$;
+
+-- weir.suspend_maintenance(suspend): stops maintenance by all processes, or lets it go on; returns whether that is new.
+create or replace function weir.suspend_maintenance(suspend boolean default true) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform weir.check_primary();
+    update weir.maintenance as m
+    set suspended_at = case when suspend then clock_timestamp() end
+    where (m.suspended_at is not null) <> suspend;
+    return found;
+end
+$$;
+
+-- weir.maintenance_suspended(): since when maintenance is suspended, null when it is not.
+create or replace function weir.maintenance_suspended() returns timestamptz
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$ select m.suspended_at from weir.maintenance as m $$;
+
+-- weir.expire(): forgets what is past its time, ten thousand rows at a time.
+create or replace function weir.expire() returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+declare
+    n int;
+    m int;
+begin
+    if exists (select from weir.idempotency as i where i.expires_at < clock_timestamp()) then
+        delete from weir.idempotency as i
+        where (i.topic_id, i.key) in (
+            select x.topic_id, x.key from weir.idempotency as x where x.expires_at < clock_timestamp()
+            order by x.expires_at limit 10000 for update skip locked
+        );
+        get diagnostics n = row_count;
+    end if;
+    -- A retry that comes a week late would be stored twice.
+    if exists (select from weir.producer as p where p.at < clock_timestamp() - interval '7 days') then
+        delete from weir.producer as p where p.id in (
+            select x.id from weir.producer as x where x.at < clock_timestamp() - interval '7 days' limit 10000 for update skip locked
+        );
+        get diagnostics m = row_count;
+    end if;
+    if n > 0 or m > 0 then
+        return format('expired: %s idempotency keys, %s producers', coalesce(n, 0), coalesce(m, 0));
+    end if;
+    return null;
+end
+$$;
+
+-- weir.squeeze(): writes a hot table anew whose dead rows vacuum cannot remove, since a snapshot from before is still held.
+--
+-- The tables have a few live rows that change all the time, so that every look-up would pass by ever more dead versions. TRUNCATE
+-- gives the table a new file whatever snapshots there are. Those see it empty from then on: a transaction at REPEATABLE READ that
+-- began before gets a serialization failure at its next call (weir.group_named), as it would from the row itself, which has changed.
+--
+-- Locks: ACCESS EXCLUSIVE on the table for as long as a few rows take to copy.
+create or replace function weir.squeeze() returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    hot text;
+    pages bigint;
+    kept bigint;
+begin
+    foreach hot in array array['fence', 'cursor', 'lease', 'shard_range', 'producer', 'delivery'] loop
+        select pg_relation_size(format('weir.%I', hot)::regclass) / current_setting('block_size')::int into pages;
+        -- What vacuum can remove is left to it. A role that may not see what others do goes by the size.
+        continue when pages < 64 or pages < 1024 and not exists (
+            select from pg_stat_activity as a
+            where a.backend_xmin is not null and a.xact_start < clock_timestamp() - interval '20 s'
+            union all
+            select from pg_prepared_xacts as x where x.prepared < clock_timestamp() - interval '20 s'
+            union all
+            select from pg_replication_slots as r where r.xmin is not null
+        );
+        execute format('select count(*) from (select from weir.%I limit $1) as few', hot) into kept using pages * 4;
+        -- Written anew it would have at most a quarter of the pages, by a row of a hundred bytes, or of a thousand for deliveries.
+        continue when kept * case when hot = 'delivery' then 1000 else 100 end * 4 > pages * 8192;
+        execute format('lock table weir.%I in access exclusive mode', hot);
+        execute format('create temporary table squeezed on commit drop as select * from weir.%I', hot);
+        execute format('truncate weir.%I', hot);
+        execute format('insert into weir.%I select * from pg_temp.squeezed', hot);
+        drop table pg_temp.squeezed;
+        return format('squeezed: %s, %s pages', hot, pages);
+    end loop;
+    return null;
+end
+$$;
