@@ -3,6 +3,7 @@ package weir
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -43,15 +44,18 @@ type run struct {
 	finish context.CancelFunc
 	tasks  sync.WaitGroup
 
-	mu       sync.Mutex
-	work     *sync.Cond // queue or stopping changed
-	queue    []*item
-	held     map[int64]*lease
-	acks     []int64
-	buffered int   // messages claimed and not settled
-	bytes    int64 // their payloads
-	active   map[*execution]bool
-	stopping bool
+	mu    sync.Mutex
+	work  *sync.Cond // queue or stopping changed
+	queue []*item
+	held  map[int64]*lease
+	acks  []int64
+	// failures are to be recorded; recording: a worker is at it
+	failures  []*failed
+	recording bool
+	buffered  int   // messages claimed and not settled
+	bytes     int64 // their payloads
+	active    map[*execution]bool
+	stopping  bool
 
 	// kick ends the turn loop's wait: there are leases to acknowledge, or room.
 	kick chan struct{}
@@ -603,13 +607,14 @@ func (r *run) ended(e *execution) {
 func (r *run) fail(it *item, failure error) {
 	r.k.stats.failed.Add(1)
 	outcome := "retry"
-	var in any
+	var in *string
 	var v *verdict
 	switch {
 	case errors.As(failure, &v) && v.dead:
 		outcome = "dead"
 	case errors.As(failure, &v):
-		in = min(max(v.after, 0), maxRetryIn).Seconds()
+		after := fmt.Sprintf("%.6f s", min(max(v.after, 0), maxRetryIn).Seconds())
+		in = &after
 		if !v.counts {
 			outcome = "postpone"
 		}
@@ -623,10 +628,9 @@ func (r *run) fail(it *item, failure error) {
 	r.mu.Lock()
 	it.lease.ending = it.lease.single
 	r.mu.Unlock()
+	f := &failed{lease: it.lease.id, message: it.message.ID, text: text, in: in, outcome: outcome, done: make(chan struct{})}
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		call, cancel := context.WithTimeout(r.base, callTimeout)
-		held, err := one[bool](call, r.c, nil, "fail", it.lease.id, r.k.o.Name, it.message.ID, text, in, outcome)
-		cancel()
+		held, err := r.record(f)
 		r.mu.Lock()
 		gone := it.lease.lost || time.Now().After(it.lease.deadline)
 		if err == nil && !held || err != nil && (gone || r.permanent(err) || r.base.Err() != nil) {
@@ -644,6 +648,68 @@ func (r *run) fail(it *item, failure error) {
 			r.log("cannot record a failure, it tries again", logMessage, it.message.ID, logError, err)
 		}
 		pause(r.base, jitter(wait))
+	}
+}
+
+// failed is a failure to be recorded.
+type failed struct {
+	lease, message int64
+	text, outcome  string
+	in             *string
+	// done is closed when held and err are there.
+	done chan struct{}
+	held bool
+	err  error
+}
+
+// record stores a failure, together with those that come while another call is under way: when a dependency is down everything
+// fails at once, and most of it in the same few leases.
+func (r *run) record(f *failed) (held bool, err error) {
+	f.done = make(chan struct{})
+	r.mu.Lock()
+	r.failures = append(r.failures, f)
+	if r.recording {
+		r.mu.Unlock()
+		<-f.done
+		return f.held, f.err
+	}
+	r.recording = true
+	for len(r.failures) > 0 {
+		now := r.failures[:min(len(r.failures), claimMessages)]
+		r.failures = slices.Clone(r.failures[len(now):])
+		r.mu.Unlock()
+		r.recordAll(now)
+		for _, f := range now {
+			close(f.done)
+		}
+		r.mu.Lock()
+	}
+	r.recording = false
+	r.mu.Unlock()
+	return f.held, f.err
+}
+
+func (r *run) recordAll(list []*failed) {
+	var (
+		leases, messages []int64
+		texts, outcomes  []string
+		ins              []*string
+	)
+	for _, f := range list {
+		leases, messages = append(leases, f.lease), append(messages, f.message)
+		texts, outcomes, ins = append(texts, f.text), append(outcomes, f.outcome), append(ins, f.in)
+	}
+	call, cancel := context.WithTimeout(r.base, callTimeout)
+	defer cancel()
+	recorded := map[int64]bool{}
+	err := r.c.query(call, nil, "fail_many", []any{leases, r.k.o.Name, messages, texts, ins, outcomes}, func(rows pgx.Rows) error {
+		var id int64
+		err := rows.Scan(&id)
+		recorded[id] = true
+		return err
+	})
+	for _, f := range list {
+		f.held, f.err = recorded[f.message], err
 	}
 }
 

@@ -22,89 +22,149 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-    held record;
-    on_range boolean := true;
-    before int := 0;
-    tried int;
-    next_state text;
-    next_due timestamptz;
-    stored int;
+    now_at timestamptz := clock_timestamp();
 begin
-    if retry_in is not null then
-        perform weir.check_interval('retry_in', retry_in, '0 s', '365 days');
+    perform from weir.fail_many(array[lease_id], consumer, array[message_id], array[error], array[retry_in], array[outcome]);
+    if found then
+        return true;
     end if;
-    if outcome is null or outcome not in ('retry', 'postpone', 'dead') then
-        raise exception 'outcome is %, it must be retry, postpone or dead', coalesce(quote_literal(outcome), 'null')
+    if exists (
+        select from weir.lease as l
+        where l.id = fail.lease_id and l.consumer = fail.consumer and l.expires_at > now_at
+        union all
+        select from weir.delivery as d
+        where d.lease_id = fail.lease_id and d.consumer = fail.consumer and d.due_at > now_at
+    ) then
+        raise exception 'lease % has no message %', lease_id, coalesce(message_id::text, 'null')
+            using errcode = 'WE011', hint = 'weir.fetch() lists the messages of the lease; an id between them can be a gap.';
+    end if;
+    return false;
+end
+$$;
+
+-- weir.fail_many(lease_ids, consumer, message_ids, errors, retry_ins, outcomes): the same for many, arrays of one length; returns the
+-- ids of the messages whose failure is recorded. The others are not this consumer's any more, or not of their lease.
+--
+-- Locks: rows of weir.lease and weir.delivery, in the order of their numbers.
+create or replace function weir.fail_many(
+    lease_ids bigint[], consumer text, message_ids bigint[], errors text[], retry_ins interval[], outcomes text[]
+)
+returns setof bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set jit = off
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    bad record;
+    held record;
+    each record;
+    ids bigint[];
+    states text[];
+    dues timestamptz[];
+    entries jsonb[];
+    tries int[];
+    stored bigint[];
+    ranges int := 0;
+begin
+    select u.* into bad
+    from unnest(retry_ins, outcomes) as u (retry_in, outcome)
+    where u.retry_in not between interval '0 s' and interval '365 days' or coalesce(u.outcome, '') not in ('retry', 'postpone', 'dead')
+    limit 1;
+    if found then
+        perform weir.check_interval('retry_in', coalesce(bad.retry_in, '0 s'), '0 s', '365 days');
+        raise exception 'outcome is %, it must be retry, postpone or dead', coalesce(quote_literal(bad.outcome), 'null')
             using errcode = 'WE003', hint = 'Leave it out for retry.';
     end if;
 
-    select
-        l.id, l.attempt, coalesce(l.low, 0) as low, coalesce(l.high, 0) as high, l.done, l.shard, l.ids, l.retries,
-        g.id as group_id, g.topic_id, g.max_attempts, g.retry_delay, g.retry_max
-    into held
-    from weir.lease as l
-    join weir.consumer_group as g on g.id = l.group_id
-    where l.id = fail.lease_id and l.consumer = fail.consumer and l.expires_at > clock_timestamp()
-    for update of l;
-    if held.low is null then
-        on_range := false;
-        select
-            null::bigint as id, d.attempt, d.message_id - 1 as low, d.message_id as high, null::bigint[] as done, null::int as shard,
-            null::bigint[] as ids, null::bigint[] as retries, g.id as group_id, g.topic_id, g.max_attempts, g.retry_delay, g.retry_max
-        into held
-        from weir.delivery as d
-        join weir.consumer_group as g on g.id = d.group_id
-        where d.lease_id = fail.lease_id and d.consumer = fail.consumer and d.due_at > clock_timestamp()
-        for update of d;
-        if held.low is null then
-            return false;
-        end if;
-    end if;
-    if message_id = any (held.done) then
-        return true;
-    end if;
-    if held.shard is not null and coalesce(message_id <> all (coalesce(held.ids, '{}') || coalesce(held.retries, '{}')), true) then
-        raise exception 'lease % has no message %', lease_id, coalesce(message_id::text, 'null')
-            using errcode = 'WE011', hint = 'weir.fetch() lists the messages of the lease.';
-    elsif held.shard is null and (message_id is null or message_id <= held.low or message_id > held.high) then
-        raise exception 'lease % has no message %', lease_id, coalesce(message_id::text, 'null')
-            using errcode = 'WE011', hint = format('It holds the ids from %s to %s.', held.low + 1, held.high);
-    end if;
+    for held in
+        select l.id, l.attempt, l.low, l.high, coalesce(l.done, '{}') as done, l.shard, l.ids, l.retries, g as of_group
+        from weir.lease as l
+        join weir.consumer_group as g on g.id = l.group_id
+        where l.id = any (lease_ids) and l.consumer = fail_many.consumer and l.expires_at > clock_timestamp()
+        order by l.id
+        for update of l
+    loop
+        ranges := ranges + 1;
+        return query
+        select u.id from unnest(lease_ids, message_ids) as u (lease, id) where u.lease = held.id and u.id = any (held.done);
 
-    if message_id = any (held.retries) then
-        select d.attempt into before from weir.delivery as d where d.group_id = held.group_id and d.message_id = fail.message_id;
+        if held.shard is not null then
+            for each in
+                select u.id, u.error, o.*, coalesce(d.attempt, 0) + held.attempt as attempt
+                from unnest(lease_ids, message_ids, errors, retry_ins, outcomes) as u (lease, id, error, retry_in, outcome)
+                left join weir.delivery as d
+                    on d.group_id = (held.of_group).id and d.message_id = u.id and u.id = any (held.retries)
+                cross join lateral weir.outcome(
+                    held.of_group, coalesce(d.attempt, 0) + held.attempt, u.retry_in, u.outcome) as o
+                where u.lease = held.id and u.id <> all (held.done)
+                  and (u.id = any (held.ids) or u.id = any (held.retries))
+                order by u.id
+            loop
+                perform weir.set_aside(
+                    held.id, each.id, each.next_state, each.next_due, each.tried, weir.error_entry(each.attempt, each.error));
+                return next each.id;
+            end loop;
+            continue;
+        end if;
+
+        select array_agg(u.id), array_agg(o.next_state), array_agg(o.next_due), array_agg(o.tried),
+            array_agg(weir.error_entry(held.attempt, u.error))
+        into ids, states, dues, tries, entries
+        from unnest(lease_ids, message_ids, errors, retry_ins, outcomes) as u (lease, id, error, retry_in, outcome)
+        cross join lateral weir.outcome(held.of_group, held.attempt, u.retry_in, u.outcome) as o
+        where u.lease = held.id and u.id > held.low and u.id <= held.high and u.id <> all (held.done);
+        continue when ids is null;
+        execute format('with stored as (%s returning d.message_id) select array_agg(message_id) from stored',
+            weir.delivery_sql((held.of_group).id, (held.of_group).topic_id, weir.segment_name((held.of_group).topic_id, held.high),
+                '($2)[array_position($1, id)]', '($3)[array_position($1, id)]', '($4)[array_position($1, id)]', 'false', 'null',
+                'jsonb_build_array(($5)[array_position($1, id)])', 'id = any ($1)'))
+        into stored using ids, states, dues, tries, entries;
+        continue when stored is null;
+        update weir.lease as l set done = held.done || stored where l.id = held.id;
+        return query select i from unnest(stored) as i;
+    end loop;
+
+    if ranges < cardinality(lease_ids) then
+        return query
+        update weir.delivery as d
+        set state = k.next_state, due_at = k.next_due, attempt = k.tried, suspect = false, lease_id = null, consumer = null,
+            errors = d.errors || weir.error_entry(k.attempt, k.error)
+        from (
+            select h.group_id, h.message_id, h.attempt, u.error, o.next_state, o.next_due, o.tried
+            from unnest(lease_ids, message_ids, errors, retry_ins, outcomes) as u (lease, id, error, retry_in, outcome)
+            join weir.delivery as h on h.lease_id = u.lease and h.message_id = u.id
+            join weir.consumer_group as g on g.id = h.group_id
+            cross join lateral weir.outcome(g, h.attempt, u.retry_in, u.outcome) as o
+            where h.consumer = fail_many.consumer and h.due_at > clock_timestamp()
+            order by h.lease_id
+            for update of h
+        ) as k
+        where d.group_id = k.group_id and d.message_id = k.message_id
+        returning d.message_id;
     end if;
-    tried := before + held.attempt - case outcome when 'postpone' then 1 else 0 end;
-    next_state := case when outcome = 'dead' or outcome = 'retry' and tried >= held.max_attempts then 'dead' else 'ready' end;
+end
+$$;
+
+-- weir.outcome(of_group, attempt, retry_in, outcome): what becomes of a message that failed in that attempt: its state, when it is due, and
+-- how many attempts count.
+create or replace function weir.outcome(
+    of_group weir.consumer_group, attempt int, retry_in interval, outcome text,
+    out next_state text, out next_due timestamptz, out tried int
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    tried := attempt - case outcome when 'postpone' then 1 else 0 end;
+    next_state := case when outcome = 'dead' or outcome = 'retry' and tried >= of_group.max_attempts then 'dead' else 'ready' end;
     next_due := clock_timestamp() + coalesce(
         retry_in,
-        least(held.retry_max, held.retry_delay * power(2, least(greatest(tried, 1) - 1, 40))) * (1 - random() / 2)
+        least(of_group.retry_max, of_group.retry_delay * power(2, least(greatest(tried, 1) - 1, 40))) * (1 - random() / 2)
     );
-
-    if not on_range then
-        update weir.delivery as d
-        set state = next_state, due_at = next_due, attempt = tried, suspect = false, lease_id = null, consumer = null,
-            errors = d.errors || weir.error_entry(held.attempt, fail.error)
-        where d.lease_id = fail.lease_id;
-        return true;
-    end if;
-
-    if held.shard is not null then
-        perform weir.set_aside(held.id, message_id, next_state, next_due, tried, weir.error_entry(before + held.attempt, fail.error));
-        return true;
-    end if;
-    execute weir.delivery_sql(held.group_id, held.topic_id, weir.segment_name(held.topic_id, held.high),
-        '$2', '$3', '$4', 'false', 'null', 'jsonb_build_array($5)', 'id = $1')
-    using message_id, next_state, next_due, tried, weir.error_entry(held.attempt, fail.error);
-    get diagnostics stored = row_count;
-    if stored = 0 and not exists (
-        select from weir.delivery as d where d.group_id = held.group_id and d.message_id = fail.message_id
-    ) then
-        raise exception 'lease % has no message %', lease_id, message_id
-            using errcode = 'WE011', hint = 'That id is a gap in the log. weir.fetch() lists the messages of the lease.';
-    end if;
-    update weir.lease as l set done = coalesce(l.done, '{}') || fail.message_id where l.id = fail.lease_id;
-    return true;
 end
 $$;
 
