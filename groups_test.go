@@ -247,6 +247,11 @@ func TestAlterGroup(t *testing.T) {
 		check("- - 2 03:00:00 04:00:00 5", c.AlterGroup(ctx, "t", "g", weir.GroupChange{RetryDelay: 3 * time.Hour, RetryMax: 4 * time.Hour}))
 		prefix, none := "a", ""
 		headers, no := map[string]string{"x": "1"}, map[string]string{}
+		wantError(t, c.AlterGroup(ctx, "t", "g", weir.GroupChange{KeyPrefix: &prefix, MaxAttempts: 9}), weir.ErrInUse, "not paused")
+		wantError(t, c.AlterGroup(ctx, "t", "g", weir.GroupChange{Headers: &headers}), weir.ErrInUse, "not paused")
+		noError(t, c.AlterGroup(ctx, "t", "g", weir.GroupChange{KeyPrefix: &none, Headers: &no})) // as it is
+		_, err := c.PauseGroup(ctx, "t", "g")
+		noError(t, err)
 		check(`a - 2 03:00:00 04:00:00 5`, c.AlterGroup(ctx, "t", "g", weir.GroupChange{KeyPrefix: &prefix}))
 		check(`a {"x": "1"} 2 03:00:00 04:00:00 5`, c.AlterGroup(ctx, "t", "g", weir.GroupChange{Headers: &headers}))
 		if g := group(t, c, "t", "g"); g.KeyPrefix != "a" || g.Headers["x"] != "1" || g.MaxAttempts != 2 || g.Shards != shards {
@@ -254,6 +259,8 @@ func TestAlterGroup(t *testing.T) {
 		}
 		check(`- {"x": "1"} 2 03:00:00 04:00:00 5`, c.AlterGroup(ctx, "t", "g", weir.GroupChange{KeyPrefix: &none}))
 		check("- - 2 00:00:00 04:00:00 5", c.AlterGroup(ctx, "t", "g", weir.GroupChange{Headers: &no, RetryDelay: -1}))
+		_, err = c.ResumeGroup(ctx, "t", "g")
+		noError(t, err)
 
 		before := options()
 		long := string(make([]byte, 1025))
@@ -346,7 +353,12 @@ func TestGroupFilter(t *testing.T) {
 
 		// Without one, it gets everything that comes from then on.
 		none, no := "", map[string]string{}
+		wantError(t, c.AlterGroup(t.Context(), "t", "g", weir.GroupChange{KeyPrefix: &none}), weir.ErrInUse, "not paused")
+		_, err := c.PauseGroup(t.Context(), "t", "g")
+		noError(t, err)
 		noError(t, c.AlterGroup(t.Context(), "t", "g", weir.GroupChange{KeyPrefix: &none, Headers: &no}))
+		_, err = c.ResumeGroup(t.Context(), "t", "g")
+		noError(t, err)
 		ids := produced(t, c, "t", weir.Message{Payload: 5001}, weir.Message{Payload: 5002})
 		drained(t, c, "t", "g")
 		if got := done.seen(); len(ids) != 2 || !slices.Equal(got, append(want, 5001, 5002)) {
@@ -397,12 +409,10 @@ func TestRareFilter(t *testing.T) {
 				break
 			}
 			position = now
-			for _, id := range column[int64](t, conn, `
+			got = append(got, column[int64](t, conn, `
 				select f.id from (select lease_id from weir.leases where grp = 'g' and consumer = 'a'
 					union all select lease_id from weir.deliveries where grp = 'g' and consumer = 'a') as l
-				cross join lateral weir.fetch(l.lease_id) as f order by 1`) {
-				got = append(got, id)
-			}
+				cross join lateral weir.fetch(l.lease_id) as f order by 1`)...)
 			execute(t, conn, `
 				select count(*) from weir.ack_many(array(
 					select lease_id from weir.leases where grp = 'g' union all select lease_id from weir.deliveries where grp = 'g' and lease_id is not null), 'a')`)

@@ -65,11 +65,11 @@ func TestNames(t *testing.T) {
 		}
 		noError(t, c.RenameGroup(ctx, name, name, "another"))
 		noError(t, c.RenameGroup(ctx, name, "another", name))
-		prefix, headers := name, map[string]string{name: name}
-		noError(t, c.AlterGroup(ctx, name, name, weir.GroupChange{KeyPrefix: &prefix, Headers: &headers}))
 		if _, err := c.PauseGroup(ctx, name, name); err != nil {
 			t.Errorf("pause of %q: %v", name, err)
 		}
+		prefix, headers := name, map[string]string{name: name}
+		noError(t, c.AlterGroup(ctx, name, name, weir.GroupChange{KeyPrefix: &prefix, Headers: &headers}))
 		if g := group(t, c, name, name); g.KeyPrefix != name || g.Headers[name] != name || g.PausedAt == nil {
 			t.Errorf("group of %q is %+v", name, g)
 		}

@@ -413,10 +413,11 @@ func groupAlterCommand(g *global) *cobra.Command {
 		Short: "Change options of a consumer group",
 		Long: `Changes the options of a consumer group that are given; the others stay. Its mode cannot be changed.
 
-A filter (--key-prefix, --header) replaces the former one and counts for what is handed out from then on; --key-prefix ''
-and --no-headers take it away. --shards can be changed while the group is paused and no consumer holds a lease of it.`,
+--shards and the filter (--key-prefix, --header) can be changed while the group is paused and no consumer holds a lease of
+it. A filter replaces the former one and counts for what is claimed from then on; --key-prefix '' and --no-headers take it
+away.`,
 		Example: `  weir group alter events audit --max-attempts 20 --retry-max 1h
-  weir group alter events audit --key-prefix '' --no-headers
+  weir group pause events audit && weir group alter events audit --key-prefix '' --no-headers && weir group resume events audit
   weir group pause orders shipping && weir group alter orders shipping --shards 64 && weir group resume orders shipping`,
 		Args:              arguments,
 		ValidArgsFunction: completeNames(g),

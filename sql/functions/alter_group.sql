@@ -30,11 +30,24 @@ begin
         -- Whoever claims has a shard's row, or the cursor; once both are had nobody is in the midst of it.
         perform from weir.shard as s where s.group_id = was.id order by s.number for update;
         perform from weir.cursor as c where c.group_id = was.id for no key update;
+        -- A paused group takes nothing over: what a dead consumer held of its shards is pending again.
+        with ended as (
+            delete from weir.lease as l
+            where l.group_id = was.id and l.shard is not null and l.expires_at <= clock_timestamp()
+            returning l.*
+        )
+        insert into weir.shard_range (group_id, shard, low, high, ids, bytes, delayed)
+        select e.group_id, e.shard, e.low, e.high, i.ids, cardinality(i.ids) * 1000, true
+        from ended as e
+        cross join lateral (
+            select array_agg(u.id order by u.id) as ids from unnest(e.ids) as u (id) where u.id <> all (coalesce(e.done, '{}'))
+        ) as i
+        where i.ids is not null;
         if was.paused_at is null or exists (select from weir.lease as l where l.group_id = was.id) then
             raise exception 'the shards and the filter of group % cannot be changed now', quote_literal(grp)
                 using errcode = 'WE012',
                       detail = case when was.paused_at is null then 'It is not paused.' else 'A consumer still holds a lease.' end,
-                      hint = 'Pause the group with weir.pause_group(), wait until weir.leases has none of it, then try again.';
+                      hint = 'Pause the group with weir.pause_group(), wait until weir.leases has none of it (a range whose consumer died is taken over after a resume), then try again.';
         end if;
     end if;
     update weir.consumer_group as g

@@ -114,6 +114,8 @@ begin
     if next.low is null then
         return next.more;
     end if;
+    -- As it is under the cursor's lock: weir.alter_group may have changed the shards since the caller read the group.
+    select g.* into of_group from weir.consumer_group as g where g.id = of_group.id;
     execute format(
         'insert into weir.shard_range (group_id, shard, low, high, ids, bytes, delayed)
          select $1, %s as shard, $2, $3, array_agg(id order by id), sum(%s), bool_or(deliver_at is not null)

@@ -1,6 +1,6 @@
 -- weir.release(lease_id, consumer, done): gives a lease back at once; the attempt does not count.
 --
--- done  ids of its range that were handled: they are not handed out again. null for none
+-- done  ids of its messages that were handled: they are not handed out again. null for none
 --
 -- Returns false, and changes nothing, when it is not this consumer's any more. Locks: the lease's row.
 create or replace function weir.release(lease_id bigint, consumer text, done bigint[] default null) returns boolean
@@ -25,6 +25,12 @@ begin
             set retries = nullif(array(select i from unnest(l.retries) as i where i <> all (release.done)), '{}')
             where l.id = held.id;
         end if;
+        return true;
+    end if;
+    delete from weir.delivery as d
+    where d.lease_id = release.lease_id and d.consumer = release.consumer and d.due_at > clock_timestamp()
+      and d.message_id = any (release.done);
+    if found then
         return true;
     end if;
     update weir.delivery as d

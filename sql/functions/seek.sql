@@ -3,7 +3,8 @@
 -- target  "beginning", "head", {"id": n} (the next id it gets) or {"time": "2026-01-31T12:00:00Z"}
 --
 -- Leases end at once: handlers that are running finish, and their acknowledgements are refused. Messages up to the new position that
--- wait for another attempt or for their time still get it; those above it come again from the log. Dead letters stay.
+-- wait for another attempt or for their time still get it; those above it come again from the log. Dead letters stay until the group
+-- comes by them again.
 -- Errors: WE001, WE002, WE003. Locks: the topic's gate, shared, the group's shards, cursor and leases, until the transaction ends.
 create or replace function weir.seek(topic text, grp text, target jsonb) returns bigint
 language plpgsql volatile security definer
