@@ -70,7 +70,7 @@ begin
     end if;
 
     select
-        t.id as topic_id, t.format, t.sequence, g as of_group, c.claimed,
+        t.id as topic_id, t.format, t.sequence, g.id as group_id, g.mode, g.paused_at is not null as paused, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
@@ -105,8 +105,7 @@ begin
     if w.standby then
         perform weir.check_primary();
     end if;
-    on_group := w.of_group;
-    if on_group.paused_at is not null then
+    if w.paused then
         if acks is not null then
             if own_transaction then
                 perform set_config('synchronous_commit', 'off', true);
@@ -122,17 +121,17 @@ begin
     end if;
     expired := coalesce(w.next_expiry <= now_at, false);
     due := coalesce(w.next_due <= now_at, false);
-    if on_group.mode = 'ordered' then
+    if w.mode = 'ordered' then
         -- What is due can belong to a shard that is held, and is then its holder's affair.
-        due := (due or exists (select from weir.shard_range as r where r.group_id = on_group.id))
-            and exists (select from weir.free_shards(on_group.id, now_at));
+        due := (due or exists (select from weir.shard_range as r where r.group_id = w.group_id))
+            and exists (select from weir.free_shards(w.group_id, now_at));
         if not due and w.next_due <= now_at then
             w.next_due := null;
         end if;
     end if;
 
     -- Behind the settled head there is nothing to find out, unless this call is to take the last of it.
-    if w.claimed + (case on_group.mode when 'stream' then max_messages else 10000 end) >= settled then
+    if w.claimed + (case w.mode when 'stream' then max_messages else 10000 end) >= settled then
         drawn := case when own_transaction then coalesce(pg_sequence_last_value(w.sequence), 0) else weir.drawn(w.topic_id) end;
         -- A sequence that has given out nothing looks as an empty topic's, and as one that was copied without it.
         if drawn < greatest(w.reached, 1) then
@@ -182,6 +181,12 @@ begin
         return query select l.state, l.lease_id, l.low, l.high, l.attempt from weir.ack_lost(acks, consumer) as l;
     end if;
 
+    if max_messages > 0 then
+        select g.* into on_group from weir.consumer_group as g where g.id = w.group_id;
+        if on_group.paused_at is not null then -- meanwhile
+            max_messages := 0;
+        end if;
+    end if;
     if expired and max_messages > 0 then
         select l.* into taken from weir.take_over(on_group, consumer, lease) as l;
         if taken.id is not null then
