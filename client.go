@@ -62,9 +62,10 @@ type Client struct {
 	produceRetry time.Duration
 	producers    producers
 
-	texts  sync.Map // file of sql/client -> text
-	topics sync.Map // name -> topicInfo
-	waker  waker
+	texts   sync.Map // file of sql/client -> text
+	topics  sync.Map // name -> topicInfo
+	waker   waker
+	sharing sharing
 	// handlers bounds the handlers that hold a connection of the pool
 	handlers chan struct{}
 }

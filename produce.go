@@ -73,13 +73,16 @@ type Produced struct {
 // Produce stores messages in a transaction of its own, all of them or none, and returns what became of each, in order. When it
 // has returned they are as durable as the server's commits are, and consumers are woken.
 //
+// Concurrent calls share transactions by themselves: one that comes while others of its topic are under way goes together with the
+// next. Each is stored or refused for itself all the same.
+//
 // After a lost connection, a restart of the server or the like it tries again, until ctx ends or Options.ProduceRetry has
 // passed. However often it tries, and whenever an attempt arrives, the messages are stored once.
 //
 // Errors: ErrTopicNotFound; ErrFormat and ErrInvalid, which name the message; ErrStandby; ErrSequence; ErrUnknownOutcome: the
 // messages may or may not be stored, or may yet be. After any other error nothing was stored, and nothing will be.
 func (c *Client) Produce(ctx context.Context, topic string, messages ...Message) ([]Produced, error) {
-	produced, err := c.produceOwn(ctx, topic, messages)
+	produced, err := c.produceShared(ctx, topic, messages)
 	if slices.ContainsFunc(produced, func(p Produced) bool { return !p.Duplicate }) {
 		c.Wake(topic)
 	}

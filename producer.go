@@ -89,6 +89,12 @@ func (c *Client) produceOwn(ctx context.Context, topic string, messages []Messag
 	if err != nil || len(messages) == 0 {
 		return nil, c.failed(topic, b, err)
 	}
+	return c.produceBatch(ctx, topic, b)
+}
+
+// produceBatch sends a batch until it is stored or refused.
+func (c *Client) produceBatch(ctx context.Context, topic string, b *batch) ([]Produced, error) {
+	tries := c.newRetry()
 	var (
 		p *producer
 		// an attempt may have been carried out, or may yet be

@@ -80,7 +80,7 @@ func TestProduceThroughCuts(t *testing.T) {
 		)
 		for worker := range 3 {
 			work.Go(func() {
-				for i := range 12 {
+				for i := range 24 {
 					messages := marked(fmt.Sprint(worker, i), 1+i%4)
 					produced, err := c.Produce(t.Context(), "t", messages...)
 					if err != nil {
@@ -99,7 +99,7 @@ func TestProduceThroughCuts(t *testing.T) {
 			})
 		}
 		work.Wait()
-		if cuts.Load() < 20 {
+		if cuts.Load() < 12 { // concurrent calls share attempts
 			t.Errorf("fault %d: only %d attempts were cut", what, cuts.Load())
 		}
 		conn := connect(t, dsn)
