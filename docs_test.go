@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weirhq/weir"
 	"github.com/weirhq/weir/internal/pgtest"
 	"github.com/weirhq/weir/sql"
 )
@@ -59,7 +60,7 @@ func TestSQLDocument(t *testing.T) {
 	const file = "docs/sql.md"
 	lines, blocks := readDocument(t, file)
 	server := pgtest.Shared(t)
-	_, dsn := open(t, nil)
+	_, dsn := open(t, &weir.Options{NoMaintenance: true})
 	t.Cleanup(func() {
 		// Roles belong to the server, and what they were granted to the database.
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -69,6 +69,11 @@ func (c *Client) maintain(ctx context.Context) {
 			if !any {
 				break
 			}
+			if done.Action == "squeezed" {
+				// The snapshot is still there, and what it keeps grows on.
+				wait = jitter(10 * time.Second)
+				break
+			}
 			if done.Action == "postponed" {
 				wait = jitter(2 * time.Second)
 				break

@@ -55,6 +55,9 @@ func (s installedSchema) check(schema string) error {
 // The schema is created if it does not exist, which takes CREATE on the database; in an existing schema CREATE on that is
 // enough. No extension is needed and nothing is granted to PUBLIC.
 //
+// What other roles were granted on functions and views they keep. They are granted what replaces it, too: the functions that this
+// library calls in place of those that they could call, and those that a view which they can read calls.
+//
 // It waits for locks at most 3 seconds at a time, so that nothing queues behind it for long, and tries again until ctx ends
 // or two minutes have passed.
 //
@@ -135,6 +138,12 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 		if now.version > schemaVersion || now == want {
 			return nil
 		}
+		before := ""
+		if now.version > 0 {
+			if err := tx.QueryRow(ctx, c.text("migrate_rights")).Scan(&before); err != nil {
+				return fmt.Errorf("read what is granted: %w", err)
+			}
+		}
 		for _, file := range sql.List("schema")[now.version:] {
 			if err := run(sql.Text(c.schema, file)); err != nil {
 				return fmt.Errorf("%s: %w", file, err)
@@ -147,6 +156,19 @@ func (c *Client) migrateOnce(ctx context.Context) error {
 		}
 		if err := run(c.text("migrate_finish")); err != nil {
 			return err
+		}
+		if before != "" {
+			var after, grants string
+			err := tx.QueryRow(ctx, c.text("migrate_rights")).Scan(&after)
+			if err == nil {
+				err = tx.QueryRow(ctx, c.text("migrate_grants"), before, after).Scan(&grants)
+			}
+			if err == nil {
+				err = run(grants)
+			}
+			if err != nil {
+				return fmt.Errorf("keep what was granted: %w", err)
+			}
 		}
 		_, err := tx.Exec(ctx, c.text("migrate_record"), want.version, want.compatible, want.functions)
 		return err

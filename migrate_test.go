@@ -3,6 +3,8 @@ package weir_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -280,4 +282,119 @@ func TestMigrateWaits(t *testing.T) {
 	noError(t, tx.Rollback(t.Context()))
 	noError(t, <-ended)
 	noError(t, c.CreateTopic(t.Context(), "t", nil))
+}
+
+// An upgrade makes functions and views anew. Roles keep what they were granted on them, by name, and get what took its place.
+func TestMigrateKeepsGrants(t *testing.T) {
+	t.Parallel()
+	dsn := pgtest.Shared(t).Database(t)
+	conn := connect(t, dsn)
+	text, err := os.ReadFile("testdata/version_1.sql")
+	noError(t, err)
+	script := func(sql string) {
+		t.Helper()
+		if _, err := conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+			t.Fatalf("%.100s: %v", sql, err)
+		}
+	}
+	script("set check_function_bodies = off; " + string(text))
+	suffix := value[string](t, conn, "select substr(md5(current_database()), 1, 12)")
+	// The names need quotes.
+	producer, consumer, reader, owner := "Producer "+suffix, "consumer-"+suffix, "reader "+suffix, "kept "+suffix
+	roles := []string{producer, consumer, reader, owner}
+	for _, r := range roles {
+		execute(t, conn, `create role "`+r+`" login`)
+		execute(t, conn, `grant usage on schema weir to "`+r+`"`)
+	}
+	t.Cleanup(func() {
+		ctx := context.Background()
+		for _, r := range roles {
+			if _, err := conn.Exec(ctx, `drop owned by "`+r+`" cascade; drop role "`+r+`"`); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	script(`
+		select weir.create_topic('t');
+		select weir.create_group('t', 'g');
+		grant execute on function weir.produce, weir.produce_many, weir.version, weir.topic_info to "` + producer + `";
+		grant insert (key, headers, payload) on weir.log_1 to "` + producer + `";
+		grant execute on function weir.poll, weir.ack, weir.fail, weir.fetch, weir.extend_many, weir.release, weir.group_named, weir.version
+			to "` + consumer + `";
+		grant select on weir.groups to "` + reader + `";
+		grant select (topic, dead) on weir.groups to "` + consumer + `";
+		grant execute on function weir.finished, weir.head, weir.drawn, weir.produced_after to "` + reader + `";
+		grant execute on function weir.drop_topic(text) to "` + owner + `" with grant option;
+		set role "` + owner + `";
+		grant execute on function weir.drop_topic(text) to "` + reader + `";
+		reset role`)
+
+	c := openDSN(t, dsn, nil)
+	as := func(role string) *pgx.Conn {
+		config, err := pgx.ParseConfig(dsn)
+		noError(t, err)
+		config.User = role
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		noError(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		return conn
+	}
+	execute(t, as(producer), "select weir.produce('t', '1')")
+	execute(t, as(producer), "select * from weir.produce_many('t', array['1']::json[])")
+	execute(t, as(reader), "select * from weir.groups")
+	execute(t, as(consumer), "select topic, dead from weir.groups where false")
+	refusedWith(t, as(consumer), "select topic, lag from weir.groups where false", "42501")
+	refusedWith(t, as(consumer), "select weir.produce('t', '1')", "42501")
+	refusedWith(t, as(producer), "select * from weir.groups", "42501")
+
+	// Their programs go on with this library.
+	client := func(role string) *weir.Client {
+		pool := newPool(t, dsn, func(config *pgxpool.Config) { config.ConnConfig.User = role })
+		c, err := weir.New(pool, &weir.Options{Logger: newTestLog(t).Logger, NoMaintenance: true})
+		noError(t, err)
+		t.Cleanup(c.Close)
+		return c
+	}
+	produced(t, client(producer), "t", numbers(3)...)
+	handled := newTally()
+	consume(t, client(consumer), "t", "g", handleInto(handled), nil)
+	eventually(t, "all is handled", func() bool { return handled.distinct() == 5 })
+	drained(t, c, "t", "g")
+
+	rights := func() []string {
+		return column[string](t, conn, `
+			select x from (
+				select p.proname || ' ' || r.rolname || case when a.is_grantable then ' and may grant it' else '' end
+				from pg_proc as p cross join lateral aclexplode(p.proacl) as a join pg_roles as r on r.oid = a.grantee
+				where p.pronamespace = 'weir'::regnamespace and r.rolname = any ($1)
+				union all
+				select c.relname || ' ' || r.rolname
+				from pg_class as c cross join lateral aclexplode(c.relacl) as a join pg_roles as r on r.oid = a.grantee
+				where c.relnamespace = 'weir'::regnamespace and r.rolname = any ($1)
+			) as o (x) order by x collate "C"`, roles)
+	}
+	var want []string // drawn is what the view weir.groups calls now
+	for role, names := range map[string]string{
+		producer: "close_batch produce produce_batch produce_many record_batch topic_info version",
+		consumer: "ack ack_messages consumer_gone consumer_here drawn extend_many fail fail_many fetch fetch_many group_named maintain poll release version",
+		reader:   "drawn drop_topic finished groups head produced_after",
+	} {
+		for name := range strings.FieldsSeq(names) {
+			want = append(want, name+" "+role)
+		}
+	}
+	want = append(want, "drop_topic "+owner+" and may grant it")
+	slices.Sort(want)
+	if got := rights(); !slices.Equal(got, want) {
+		t.Errorf("the roles have\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+
+	// What was taken from a role is not given back by the next upgrade, though it was given by this one.
+	execute(t, conn, `revoke execute on function weir.maintain from "`+consumer+`"`)
+	execute(t, conn, "update weir.meta set functions = 'another build'")
+	noError(t, c.Migrate(t.Context()))
+	want = slices.DeleteFunc(want, func(right string) bool { return right == "maintain "+consumer })
+	if got := rights(); !slices.Equal(got, want) {
+		t.Errorf("after another upgrade the roles have\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
 }

@@ -19,7 +19,7 @@ type ConsumerInfo struct {
 	// LastSeen is now while the connection is open on which the consumer's process listens, else when it last renewed a lease.
 	LastSeen *time.Time `json:"last_seen,omitempty"`
 	// Leases is how many ranges, shards and single messages it holds, Messages at most how many messages in them, Oldest when the
-	// oldest of them was claimed.
+	// oldest range or shard was claimed, nil where it holds single messages alone.
 	Leases   int64      `json:"leases"`
 	Messages int64      `json:"messages"`
 	Oldest   *time.Time `json:"oldest,omitempty"`
@@ -30,7 +30,7 @@ type ConsumerInfo struct {
 }
 
 // Consumers lists the consumers of a group, of all groups of a topic for group "", or of all topics for topic "" too. A process that
-// died is listed for about an hour, with the time it was last seen.
+// died is listed, with the time it was last seen, until another consumer of the group starts an hour later or more.
 func (c *Client) Consumers(ctx context.Context, topic, group string) (list []ConsumerInfo, err error) {
 	err = c.query(ctx, nil, "consumers", []any{null(topic), null(group)}, func(rows pgx.Rows) error {
 		var (

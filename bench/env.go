@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,23 +18,39 @@ import (
 
 // Env is what a workload runs in: a private server, and a result to fill. Its methods may be called from any goroutine.
 type Env struct {
-	// Quick asks for a smoke run: everything is tried, within about ten seconds, on the idea that its figures mean little.
-	Quick bool
+	// Size says how much to do: see Runs and For.
+	Size Size
 	// Server is the workload's own server, with durable commits. It is stopped, and its data removed, when Run returns.
 	Server *pgtest.Server
+
+	workload Workload
+	// only are the peers that were asked for by name; none: all that the workload has
+	only []string
 
 	mu        sync.Mutex
 	result    *Result
 	clients   []*weir.Client
 	databases int
+	present   []string // databases that were not dropped yet
 }
 
-func newEnv(ctx context.Context, w Workload, quick bool, r *Result) (*Env, error) {
+// Size is how much a workload does.
+type Size string
+
+// Full is what results are taken from. Short does half of it or less, so that a round of all workloads is bearable, and its figures are
+// about right. Quick is a smoke run: everything is tried, within about ten seconds, and figures mean little.
+const (
+	Full  Size = "full"
+	Short Size = "short"
+	Quick Size = "quick"
+)
+
+func newEnv(ctx context.Context, w Workload, size Size, only []string, r *Result) (*Env, error) {
 	server, err := pgtest.Start(ctx, &pgtest.Options{Settings: w.Settings})
 	if err != nil {
 		return nil, err
 	}
-	return &Env{Quick: quick, Server: server, result: r}, nil
+	return &Env{Size: size, Server: server, workload: w, only: only, result: r}, nil
 }
 
 func (e *Env) close() {
@@ -51,6 +69,7 @@ func (e *Env) Database(ctx context.Context) (dsn string, err error) {
 	e.mu.Lock()
 	e.databases++
 	name := fmt.Sprintf("bench_%d", e.databases)
+	e.present = append(e.present, name)
 	e.mu.Unlock()
 	if err := e.Server.CreateDatabase(ctx, name); err != nil {
 		return "", err
@@ -77,7 +96,7 @@ func (e *Env) Connect(ctx context.Context, dsn string, o *weir.Options) (*weir.C
 	}
 	own.Migrate = true
 	if own.Logger == nil {
-		own.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+		own.Logger = quiet()
 	}
 	c, err := weir.Open(ctx, dsn, &own)
 	if err != nil {
@@ -89,20 +108,60 @@ func (e *Env) Connect(ctx context.Context, dsn string, o *weir.Options) (*weir.C
 	return c, nil
 }
 
-// Runs is how many runs to make: full, or quick of them in a smoke run.
+// dropDatabases drops the databases made so far, with what is in them.
+func (e *Env) dropDatabases(ctx context.Context) {
+	e.mu.Lock()
+	names := e.present
+	e.present = nil
+	e.mu.Unlock()
+	for _, name := range names {
+		if err := e.Server.DropDatabase(ctx, name); err != nil && ctx.Err() == nil {
+			e.Logf("bench: %v", err)
+		}
+	}
+}
+
+// extension reports what is wrong if a database cannot have an extension.
+func (e *Env) extension(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_, err := e.extensionVersion(ctx, name)
+	return err
+}
+
+// extensionVersion is the version of an extension that a database would get.
+func (e *Env) extensionVersion(ctx context.Context, name string) (version string, err error) {
+	conn, err := pgx.Connect(ctx, e.Server.DSN("postgres"))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	err = conn.QueryRow(ctx, "select default_version from pg_available_extensions where name = $1", name).Scan(&version)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = fmt.Errorf("PostgreSQL %d has no extension %s", e.Server.Binaries().Major, name)
+	}
+	return version, err
+}
+
+// quiet is a logger that says only what is wrong.
+func quiet() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+}
+
+// Runs is how many runs to make, or how much of something to do: full, half of that in a short run, quick in a smoke run.
 func (e *Env) Runs(full, quick int) int {
-	if e.Quick {
+	switch e.Size {
+	case Quick:
 		return quick
+	case Short:
+		return max(quick, full/2)
 	}
 	return full
 }
 
-// For is how long to measure: full, or quick in a smoke run.
+// For is how long to measure: full, half of that in a short run, quick in a smoke run.
 func (e *Env) For(full, quick time.Duration) time.Duration {
-	if e.Quick {
-		return quick
-	}
-	return full
+	return time.Duration(e.Runs(int(full), int(quick)))
 }
 
 // Parameter puts what the workload did into the result, such as the number of producers.
@@ -124,6 +183,41 @@ func (e *Env) Record(series, unit string, value float64) {
 		}
 	}
 	e.result.Series = append(e.result.Series, &Series{Name: series, Unit: unit, Values: []float64{value}})
+}
+
+// version says which version of a peer is measured.
+func (e *Env) version(peer, version string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.result.Peers == nil {
+		e.result.Peers = map[string]string{}
+	}
+	e.result.Peers[peer] = version
+}
+
+// AtLeast sets a target for the median of a series. Without the series, because a peer was left out, there is none.
+func (e *Env) AtLeast(series string, limit float64) {
+	e.bound(series, ">=", limit, func(v float64) bool { return v >= limit })
+}
+
+// AtMost is AtLeast for what is better the less it is.
+func (e *Env) AtMost(series string, limit float64) {
+	e.bound(series, "<=", limit, func(v float64) bool { return v <= limit })
+}
+
+func (e *Env) bound(name, relation string, limit float64, holds func(float64) bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.result.Series {
+		if s.Name != name {
+			continue
+		}
+		s.finish()
+		unit := strings.TrimPrefix(" "+s.Unit, " x")
+		e.result.Targets = append(e.result.Targets, Target{
+			Name: name, Want: relation + " " + short(limit) + unit, Got: short(s.Median) + unit, Passed: holds(s.Median),
+		})
+	}
 }
 
 // Target says what had to be reached and whether it was: Target("never delivered", "= 0", lost, lost == 0). A workload with a

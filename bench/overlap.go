@@ -17,7 +17,9 @@ func init() {
 	register(Workload{
 		Name:  "overlap",
 		Short: "16 producers whose transactions last 50 ms and always overlap, 8 consumers: delay of delivery",
+		Long:  true,
 		Run:   overlap,
+		Plots: []Plot{{Title: "Delay of delivery", Figures: []string{"p50", "p99", "max"}}},
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 )
 
@@ -17,6 +18,7 @@ import (
 type Result struct {
 	Workload string    `json:"workload"`
 	Quick    bool      `json:"quick"`
+	Size     Size      `json:"size,omitempty"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
 	// Commit is that of the working tree; Modified says that the tree had changes on top of it.
@@ -25,6 +27,8 @@ type Result struct {
 	Go         string            `json:"go"`
 	PostgreSQL string            `json:"postgresql"`
 	Settings   map[string]string `json:"settings"`
+	// Peers are the versions of what was compared with.
+	Peers      map[string]string `json:"peers,omitempty"`
 	Machine    Machine           `json:"machine"`
 	Parameters map[string]any    `json:"parameters"`
 	Series     []*Series         `json:"series"`
@@ -70,13 +74,17 @@ func (r *Result) finish(err error) {
 		r.Passed = r.Passed && t.Passed
 	}
 	for _, s := range r.Series {
-		sorted := slices.Sorted(slices.Values(s.Values))
-		n := len(sorted)
-		s.Min, s.Max = sorted[0], sorted[n-1]
-		s.Median = (sorted[(n-1)/2] + sorted[n/2]) / 2
-		if s.Median != 0 {
-			s.Spread = (s.Max - s.Min) / s.Median
-		}
+		s.finish()
+	}
+}
+
+func (s *Series) finish() {
+	sorted := slices.Sorted(slices.Values(s.Values))
+	n := len(sorted)
+	s.Min, s.Max = sorted[0], sorted[n-1]
+	s.Median = (sorted[(n-1)/2] + sorted[n/2]) / 2
+	if s.Median != 0 {
+		s.Spread = (s.Max - s.Min) / s.Median
 	}
 }
 
@@ -86,24 +94,93 @@ func (r *Result) print(w io.Writer) {
 		commit += " (modified)"
 	}
 	fmt.Fprintf(w, "%s  PostgreSQL %s, %s, %d CPUs, commit %s\n", r.Workload, r.PostgreSQL, r.Go, r.Machine.CPUs, commit)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, name := range slices.Sorted(maps.Keys(r.Parameters)) {
-		fmt.Fprintf(w, "  %-24s %v\n", name, r.Parameters[name])
+		fmt.Fprintf(table, "  %s\t%v\n", name, r.Parameters[name])
 	}
-	for _, s := range r.Series {
-		fmt.Fprintf(w, "  %-24s %s %s, median of %d runs from %s to %s (spread %.0f%%)\n",
-			s.Name, figure(s.Median), s.Unit, len(s.Values), figure(s.Min), figure(s.Max), 100*s.Spread)
-	}
-	for _, t := range r.Targets {
-		verdict := "pass"
-		if !t.Passed {
-			verdict = "MISS"
+	_ = table.Flush()
+	for _, t := range r.tables() {
+		fmt.Fprintln(table)
+		for _, row := range t {
+			fmt.Fprintf(table, "  %s\n", strings.Join(row, "\t"))
 		}
-		fmt.Fprintf(w, "  %s  %s %s: %v\n", verdict, t.Name, t.Want, t.Got)
 	}
+	_ = table.Flush()
+	fmt.Fprintln(w)
+	printTargets(w, []*Result{r})
 }
 
-// figure writes a number with three significant digits, or all of its whole ones.
-func figure(v float64) string {
+// tables are the figures: one table of the series called "figure, case", a row for each case, and one of the others. A cell is the
+// median with its spread.
+func (r *Result) tables() (tables [][][]string) {
+	var (
+		columns []string // figures that have cases, with their units
+		cases   []string
+		cells   = map[[2]string]string{}
+		others  = [][]string{{"figure", "median", "least", "most", "runs"}}
+	)
+	for _, s := range r.Series {
+		name, of, found := strings.Cut(s.Name, ", ")
+		if !found {
+			others = append(others, []string{
+				s.Name, short(s.Median) + " " + s.Unit, short(s.Min), short(s.Max), strconv.Itoa(len(s.Values)),
+			})
+			continue
+		}
+		column := name + ", " + s.Unit
+		if !slices.Contains(columns, column) {
+			columns = append(columns, column)
+		}
+		if !slices.Contains(cases, of) {
+			cases = append(cases, of)
+		}
+		cell := short(s.Median)
+		if len(s.Values) > 1 {
+			cell += fmt.Sprintf(" ±%.0f%%", 100*s.Spread/2)
+		}
+		cells[[2]string{of, column}] = cell
+	}
+	if len(cases) > 0 {
+		table := [][]string{append([]string{""}, columns...)}
+		for _, of := range cases {
+			row := []string{of}
+			for _, column := range columns {
+				row = append(row, cells[[2]string{of, column}])
+			}
+			table = append(table, row)
+		}
+		tables = append(tables, table)
+	}
+	if len(others) > 1 {
+		tables = append(tables, others)
+	}
+	return tables
+}
+
+// printTargets prints what had to be reached beside what was.
+func printTargets(w io.Writer, results []*Result) {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range results {
+		name := ""
+		if len(results) > 1 {
+			name = r.Workload + ": "
+		}
+		for _, t := range r.Targets {
+			verdict := "pass"
+			if !t.Passed {
+				verdict = "MISS"
+			}
+			fmt.Fprintf(table, "  %s\t%s%s\t%s\t%v\n", verdict, name, t.Name, t.Want, t.Got)
+		}
+		if r.Error != "" {
+			fmt.Fprintf(table, "  MISS\t%s%s\t\t\n", name, r.Error)
+		}
+	}
+	_ = table.Flush()
+}
+
+// short writes a number with three significant digits, or all of its whole ones.
+func short(v float64) string {
 	if v >= 100 || v <= -100 || v == 0 {
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	}

@@ -14,7 +14,9 @@ func init() {
 	register(Workload{
 		Name:  "stall",
 		Short: "delay of delivery while a transaction that has nothing to do with the topic stays open",
+		Long:  true,
 		Run:   stall,
+		Plots: []Plot{{Title: "Delay of delivery", Figures: []string{"p50", "p99", "max"}}},
 	})
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -485,7 +486,7 @@ func TestTables(t *testing.T) {
 	c.ok("", "topic", "create", "\u65e5\u672c")
 	c.ok(strings.Repeat("1\n", 12), "produce", "events")
 	lines := strings.Split(c.ok("", "topic", "list"), "\n")
-	if len(lines) != 4 || !regexp.MustCompile(`^TOPIC +FORMAT +HEAD +SETTLED +SEGMENTS +GROUPS +CREATED$`).MatchString(lines[0]) {
+	if len(lines) != 4 || !regexp.MustCompile(`^TOPIC +FORMAT +HEAD +SETTLED +MESSAGES +BYTES +OLDEST +RETENTION +SEGMENTS +GROUPS +CREATED$`).MatchString(lines[0]) {
 		t.Fatalf("the table is\n%s", strings.Join(lines, "\n"))
 	}
 	if !regexp.MustCompile(`^events  json +12 .* \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`).MatchString(lines[1]) {
@@ -1297,4 +1298,242 @@ func TestProduceFlags(t *testing.T) {
 	if n := len(c.objects(c.ok("", "tail", "payments", "--output", "json"))); n != 3 {
 		t.Errorf("%d payments are stored, want 3", n)
 	}
+}
+
+func TestTopicOptions(t *testing.T) {
+	c := newCLI(t)
+	created := c.objects(c.ok("", strings.Fields("topic create events --retention-age 7d --retention-bytes 10GB --drop-unread --segment-size 5000 --idempotency-ttl 1d12h --output json")...))[0]
+	for name, want := range map[string]any{
+		"retention_age": "7d", "retention_bytes": float64(10 << 30), "drop_unread": true, "segment_size": 5000.0, "messages": 0.0,
+	} {
+		if created[name] != want {
+			t.Errorf("created with %s %v, want %v", name, created[name], want)
+		}
+	}
+	c.ok("1\n2\n3\n", "produce", "events")
+	if got := c.ok("", "topic", "list"); !regexp.MustCompile(`(?m)^events  json +3 +[03] +3  [\d.]+kB +\d\S+Z  7d, 10GB, unread too +\d +0  \S+Z$`).MatchString(got) {
+		t.Errorf("the list is\n%s", got)
+	}
+	described := c.ok("", "topic", "describe", "events")
+	for _, line := range []string{`messages: +about 3`, `size: +[\d.]+kB`, `oldest: +\d\S+Z`, `retention: +7d, 10GB, unread too`} {
+		if !regexp.MustCompile(`(?m)^` + line + `$`).MatchString(described) {
+			t.Errorf("%q is not in\n%s", line, described)
+		}
+	}
+	if got := c.ok("", strings.Fields("topic alter events --retention-age 36h --no-retention-bytes --drop-unread=false")...); got != "topic \"events\" was altered, retention: 1d12h\n" {
+		t.Errorf("alter gave %q", got)
+	}
+	altered := c.objects(c.ok("", strings.Fields("topic alter events --no-retention-age --retention-bytes 1048576 --output json")...))[0]
+	if altered["retention_age"] != nil || altered["retention_bytes"] != 1048576.0 || altered["drop_unread"] != nil || altered["segment_size"] != 5000.0 {
+		t.Errorf("altered to %v", altered)
+	}
+
+	for _, flags := range []string{
+		"--retention-age 0", "--retention-age 0d", "--retention-age -1h", "--retention-age 500ms", "--retention-age 40000d",
+		"--retention-age soon", "--retention-age 1h1d", "--retention-bytes 0", "--retention-bytes -1", "--retention-bytes 10X",
+		"--retention-bytes 1.5G", "--retention-bytes 9000000000G", "--idempotency-ttl 366d", "--tombstone-ttl -1s", "--segment-size 0",
+		"--segment-size 999", "--segment-size 1000000001",
+	} {
+		name := strings.Fields(flags)[0]
+		for _, command := range []string{"create bad", "alter events"} {
+			c.fails(exitUsage, "", strings.Fields("topic "+command+" "+flags), name, `it must be|no length of time|no size|more than 100 years|more bytes`)
+		}
+	}
+	c.fails(exitUsage, "", strings.Fields("topic create bad --tombstone-ttl 1d"), "--compact")
+	c.fails(exitUsage, "", strings.Fields("topic alter events --retention-age 1d --no-retention-age"), "not both")
+	c.fails(exitUsage, "", strings.Fields("topic alter events"), "nothing to change")
+	c.fails(exitFailed, "", strings.Fields("topic alter nope --retention-age 1d"), "weir topic create")
+	c.fails(exitFailed, "", strings.Fields("topic create events --compact"), "exists and is not compacted")
+	if got := len(c.objects(c.ok("", "topic", "list", "--output", "json"))); got != 1 {
+		t.Errorf("there are %d topics, want one", got)
+	}
+
+	for text, want := range map[string]int64{"1": 1, "512": 512, "1k": 1 << 10, "3KB": 3 << 10, "7MiB": 7 << 20, "2T": 2 << 40, "9B": 9} {
+		var s sizeFlag
+		if err := s.Set(text); err != nil || int64(s) != want {
+			t.Errorf("%s is %d, %v, want %d", text, s, err, want)
+		}
+	}
+	for text, want := range map[string]string{"168h": "7d", "90m": "1h30m", "1d90s": "1d1m30s", "3600s": "1h", "1h5s": "1h0m5s", "20m": "20m"} {
+		var l lengthFlag
+		if err := l.Set(text); err != nil || l.String() != want {
+			t.Errorf("%s is %s, %v, want %s", text, l.String(), err, want)
+		}
+	}
+}
+
+func TestTopicRenameAndDrop(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", "topic", "create", "events")
+	c.ok("", "topic", "create", "orders")
+	c.ok("", "group", "create", "events", "audit")
+	c.ok("1\n", "produce", "events")
+	c.fails(exitUsage, "", []string{"topic", "rename", "events", "orders"}, "topic 'orders' exists")
+	c.fails(exitUsage, "", []string{"topic", "rename", "events", ""}, "new")
+	c.fails(exitFailed, "", []string{"topic", "rename", "nope", "other"}, "weir topic create")
+	if got := c.ok("", "topic", "rename", "events", "logs"); got != "topic \"events\" is now \"logs\"\n" {
+		t.Errorf("rename gave %q", got)
+	}
+	if got := c.ok("", "tail", "logs"); got != "1\n" {
+		t.Errorf("under the new name are %q", got)
+	}
+
+	cmd := c.command("consume", "logs", "audit")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the consumer is there", func() bool {
+		list := c.group("logs", "audit")["consumers"].([]any)
+		return len(list) == 1 && list[0].(map[string]any)["started_at"] != nil
+	})
+	c.fails(exitFailed, "", []string{"topic", "drop", "logs", "--yes"}, "group 'audit' is live", "Its consumer .* runs or holds messages", "--force drops it all the same")
+	if got := c.ok("", "tail", "logs"); got != "1\n" {
+		t.Errorf("after the refusal there are %q", got)
+	}
+	if got := c.ok("", "topic", "drop", "logs", "--yes", "--force"); got != "topic \"logs\" was dropped\n" {
+		t.Errorf("drop gave %q", got)
+	}
+	if code := c.code(cmd.Wait()); code != exitFailed || !strings.Contains(errs.String(), "topic 'logs' does not exist") {
+		t.Errorf("the consumer ended with code %d, said\n%s", code, errs.String())
+	}
+	c.fails(exitFailed, "", []string{"tail", "logs"}, "weir topic create")
+}
+
+func TestCurrentAndDeleteKey(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", strings.Fields("topic create customers --compact --tombstone-ttl 30d")...)
+	c.ok(`{"k":"ada","n":1}`+"\n"+`{"k":"bob","n":2}`+"\n"+`{"k":"ada","n": 3}`+"\n", "produce", "customers", "--key-field", "k")
+	if got := c.ok("", "topic", "current", "customers", "ada"); got != `{"k":"ada","n": 3}`+"\n" {
+		t.Errorf("current gave %q", got)
+	}
+	m := c.objects(c.ok("", "topic", "current", "customers", "ada", "--output", "json"))[0]
+	if m["id"] != 3.0 || m["key"] != "ada" || fmt.Sprint(m["payload"]) != "map[k:ada n:3]" {
+		t.Errorf("current is %v", m)
+	}
+	c.fails(exitFailed, "", []string{"topic", "current", "customers", "eve"}, `no message of key "eve"`)
+	c.fails(exitFailed, "", []string{"topic", "current", "nope", "eve"}, "weir topic create")
+	c.ok("", "topic", "create", "events")
+	c.fails(exitUsage, "", []string{"topic", "current", "events", "eve"}, "topic 'events' is not compacted")
+	c.fails(exitFailed, "1\n", []string{"produce", "customers"}, "each of its messages needs a key")
+
+	// Of a dead letter, too.
+	c.ok("", "group", "create", "customers", "mail", "--max-attempts", "1")
+	c.ok("", "consume", "customers", "mail", "--exec", "false", "--until-idle")
+	c.fails(exitUsage, "", []string{"topic", "delete-key", "customers", "ada"}, "give --yes")
+	if got := c.ok("", "topic", "delete-key", "customers", "ada", "--yes"); got != "2 messages of key \"ada\" removed from topic \"customers\"\n" {
+		t.Errorf("delete-key gave %q", got)
+	}
+	if r := c.objects(c.ok("", "topic", "delete-key", "customers", "ada", "--yes", "--output", "json"))[0]; r["deleted"] != 0.0 || r["key"] != "ada" {
+		t.Errorf("delete-key, again, gave %v", r)
+	}
+	if got := c.ok("", "tail", "customers"); got != `{"k":"bob","n":2}`+"\n" {
+		t.Errorf("left are %q", got)
+	}
+	if got := c.objects(c.ok("", "dead", "list", "customers", "mail", "--output", "json")); len(got) != 1 || got[0]["key"] != "bob" {
+		t.Errorf("the dead letters are %v", got)
+	}
+	c.fails(exitFailed, "", []string{"topic", "current", "customers", "ada"}, `no message of key "ada"`)
+	c.fails(exitFailed, "", []string{"topic", "delete-key", "nope", "ada", "--yes"}, "weir topic create")
+}
+
+func TestMaintain(t *testing.T) {
+	c := newCLI(t)
+	c.ok("", strings.Fields("topic create events --segment-size 1000 --retention-bytes 1")...)
+	c.ok("", "group", "create", "events", "audit")
+	c.ok(strings.Repeat("1\n", 2500), "produce", "events")
+	c.ok("", "tail", "events") // until they are settled
+	actions := func(text string) (list []string) {
+		for _, o := range c.objects(text) {
+			if o["topic"] != "events" || o["detail"] == nil {
+				t.Errorf("a piece of upkeep is %v", o)
+			}
+			list = append(list, o["action"].(string))
+		}
+		return list
+	}
+	if got := actions(c.ok("", "maintain", "--once", "--output", "json")); !slices.Contains(got, "sealed") || slices.Contains(got, "emptied") {
+		t.Errorf("with a group that has handled nothing it did %v", got)
+	}
+	c.ok("", "consume", "events", "audit", "--until-idle")
+
+	if got := c.ok("", "maintain", "status"); got != "maintenance is not suspended\n" {
+		t.Errorf("status gave %q", got)
+	}
+	if got := c.ok("", "maintain", "suspend"); got != "maintenance is suspended\n" {
+		t.Errorf("suspend gave %q", got)
+	}
+	if got := c.ok("", "maintain", "suspend"); got != "maintenance was suspended before\n" {
+		t.Errorf("suspend, again, gave %q", got)
+	}
+	if o := c.objects(c.ok("", "maintain", "status", "--output", "json"))[0]; o["suspended"] != true || o["suspended_at"] == nil {
+		t.Errorf("status is %v", o)
+	}
+	if _, stdout, stderr := c.run("", "maintain", "--once"); stdout != "" || !strings.Contains(stderr, "maintenance is suspended since") {
+		t.Errorf("suspended it did %q, said %q", stdout, stderr)
+	}
+
+	// It goes on until it is interrupted, here with what becomes due when it is resumed.
+	cmd := c.command("maintain")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if o := c.objects(c.ok("", "maintain", "resume", "--output", "json"))[0]; o["suspended"] != false {
+		t.Errorf("resume gave %v", o)
+	}
+	if got := c.ok("", "maintain", "resume"); got != "maintenance was not suspended\n" {
+		t.Errorf("resume, again, gave %q", got)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	said := ""
+	for strings.Count(said, "events: dropped, segment ") < 2 && lines.Scan() {
+		said += lines.Text() + "\n"
+	}
+	if strings.Count(said, "events: emptied, segment ") != 2 {
+		t.Errorf("it did\n%s", said)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := c.code(cmd.Wait()); code != exitOK {
+		t.Errorf("exit code %d\n%s", code, errs.String())
+	}
+	if got := len(strings.Split(c.ok("", "tail", "events"), "\n")) - 1; got != 500 {
+		t.Errorf("%d messages are left, want 500", got)
+	}
+	if got := c.ok("", "maintain", "--once"); got != "" {
+		t.Errorf("with nothing due it did %q", got)
+	}
+
+	// A reader of the segment is in the way, for longer than it waits.
+	c.ok(strings.Repeat("1\n", 1000), "produce", "events")
+	c.ok("", "consume", "events", "audit", "--until-idle")
+	c.ok("", "tail", "events")
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, c.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if _, err := conn.Exec(ctx, "begin; lock table weir.log_1_3 in access share mode"); err != nil {
+		t.Fatal(err)
+	}
+	stdout, _ := c.fails(exitFailed, "", []string{"maintain", "--once"}, "something is still due, but a transaction holds a lock")
+	if strings.Count(stdout, "postponed") != 1 || strings.Contains(stdout, "emptied") {
+		t.Errorf("with a reader in the way it did %q", stdout)
+	}
+	if _, err := conn.Exec(ctx, "commit"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.ok("", "maintain", "--once"); !strings.Contains(got, "events: emptied, segment 3") {
+		t.Errorf("without it it did %q", got)
+	}
+	c.fails(exitUsage, "", []string{"maintain", "now"}, "an argument too many")
 }

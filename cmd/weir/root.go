@@ -27,6 +27,7 @@ var commands = []func(*global) *cobra.Command{
 	consumeCommand,
 	deadCommand,
 	blockersCommand,
+	maintainCommand,
 	checkCommand,
 	versionCommand,
 }

@@ -131,6 +131,10 @@ type Event struct {
 	// By is the lease of Claimed, Acked and LeaseLost, and the consumer of
 	// HandleStarted and HandleEnded.
 	By string `json:"by,omitempty"`
+	// Lease is the lease under which a message is handled, of HandleStarted and
+	// HandleEnded; empty if the record does not tell. It is what its consumer
+	// held at that moment by the log's own word, not what it thought it held.
+	Lease string `json:"lease,omitempty"`
 	// Value is a message's value; for Fault it names the fault.
 	Value string `json:"value,omitempty"`
 	Key   string `json:"key,omitempty"`
@@ -157,9 +161,11 @@ func (e Event) String() string {
 	case KindHandleStarted:
 		text("consumer", e.By)
 		fmt.Fprintf(&b, " id=%d attempt=%d", e.ID, e.Attempt)
+		text("lease", e.Lease)
 	case KindHandleEnded:
 		text("consumer", e.By)
 		fmt.Fprintf(&b, " id=%d ok=%t", e.ID, e.OK)
+		text("lease", e.Lease)
 	case KindResolved:
 		fmt.Fprintf(&b, " stored=%t", e.OK)
 		if e.OK {
@@ -325,6 +331,20 @@ func (r *Recorder) HandleEnded(group, consumer string, id int64, ok bool) {
 	r.Add(Event{Kind: KindHandleEnded, Group: group, By: consumer, ID: id, OK: ok})
 }
 
+// HandleStartedUnder is HandleStarted where the lease that the message is
+// handled under is known. Such a handling counts while that lease is not
+// reported lost, and no longer: see Judge.
+func (r *Recorder) HandleStartedUnder(group, consumer, lease string, id int64, value, key string, attempt int) {
+	r.Add(Event{
+		Kind: KindHandleStarted, Group: group, By: consumer, Lease: lease, ID: id, Value: value, Key: key, Attempt: int32(attempt),
+	})
+}
+
+// HandleEndedUnder records the end of what HandleStartedUnder began.
+func (r *Recorder) HandleEndedUnder(group, consumer, lease string, id int64, ok bool) {
+	r.Add(Event{Kind: KindHandleEnded, Group: group, By: consumer, Lease: lease, ID: id, OK: ok})
+}
+
 // Acked records the answer to an acknowledgement of all that a lease holds.
 // Which messages it covers is known from the Claimed of that lease.
 func (r *Recorder) Acked(group, lease string, accepted bool) {
@@ -369,7 +389,8 @@ func (r *Recorder) Seek(group string, position int64) {
 	r.Add(Event{Kind: KindSeek, Group: group, ID: position})
 }
 
-// Effect records a committed effect of an effectively-once handler.
+// Effect records a committed effect of an effectively-once handler. It
+// acknowledges the message.
 func (r *Recorder) Effect(group string, id int64) {
 	r.Add(Event{Kind: KindEffect, Group: group, ID: id})
 }

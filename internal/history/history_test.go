@@ -35,6 +35,15 @@ func (s script) run(id int64, value, key, lease string) {
 	s.Acked("g", lease, true)
 }
 
+func (s script) startUnder(lease string, id int64, value, key string) {
+	s.HandleStartedUnder("g", "c", lease, id, value, key, 1)
+}
+func (s script) endUnder(lease string, id int64) { s.HandleEndedUnder("g", "c", lease, id, true) }
+func (s script) handleUnder(lease string, id int64, value, key string) {
+	s.startUnder(lease, id, value, key)
+	s.endUnder(lease, id)
+}
+
 func record(f func(script)) []Event {
 	s := script{New()}
 	f(s)
@@ -359,6 +368,117 @@ func TestRules(t *testing.T) {
 			s.HandleStarted("g", "f", 1, "a", "k", 4)
 			s.HandleEnded("g", "f", 1, true)
 		}},
+		{"concurrency under leases", Concurrency, ordered, func(s script) {
+			s.produce(1, "a", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.startUnder("l2", 1, "a", "k")
+			s.endUnder("l1", 1)
+			s.endUnder("l2", 1)
+		}, func(s script) {
+			s.produce(1, "a", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.LeaseLost("g", "l1")
+			s.startUnder("l2", 1, "a", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.endUnder("l1", 1)
+			s.endUnder("l1", 1)
+			s.endUnder("l2", 1)
+		}},
+		{"concurrency with a crash", Concurrency, ordered, func(s script) {
+			s.produce(1, "a", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.startUnder("l2", 1, "a", "k")
+			s.LeaseLost("g", "l1")
+			s.endUnder("l2", 1)
+		}, func(s script) {
+			s.produce(1, "a", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.LeaseLost("g", "l1")
+			s.startUnder("l2", 1, "a", "k")
+			s.endUnder("l2", 1)
+		}},
+		{"order after the lease was lost", Order, ordered, func(s script) {
+			s.produce(1, "a", "k")
+			s.produce(2, "b", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.LeaseLost("g", "l1")
+			s.endUnder("l1", 1)
+			s.handleUnder("l2", 2, "b", "k")
+			s.handleUnder("l3", 1, "a", "k")
+			s.handleUnder("l3", 2, "b", "k")
+		}, func(s script) {
+			s.produce(1, "a", "k")
+			s.produce(2, "b", "k")
+			s.startUnder("l1", 1, "a", "k")
+			s.LeaseLost("g", "l1")
+			s.startUnder("l1", 2, "b", "k")
+			s.endUnder("l1", 1)
+			s.endUnder("l1", 2)
+			s.handleUnder("l2", 1, "a", "k")
+			s.handleUnder("l2", 2, "b", "k")
+		}},
+		{"order after going back", Order, ordered, func(s script) {
+			s.produce(1, "a", "k")
+			s.produce(2, "b", "k")
+			s.handleUnder("l1", 1, "a", "k")
+			s.handleUnder("l1", 2, "b", "k")
+			s.handleUnder("l2", 1, "a", "k")
+		}, func(s script) {
+			s.produce(1, "a", "k")
+			s.produce(2, "b", "k")
+			s.handleUnder("l1", 1, "a", "k")
+			s.handleUnder("l1", 2, "b", "k")
+			s.handleUnder("l2", 1, "a", "k")
+			s.handleUnder("l2", 2, "b", "k")
+			s.Acked("g", "l2", true)
+			s.Seek("g", 0)
+			s.handleUnder("l3", 1, "a", "k")
+		}},
+		{"lost to a stray", Lost, all, func(s script) {
+			s.produce(1, "a", "")
+			s.startUnder("l1", 1, "a", "")
+			s.LeaseLost("g", "l1")
+			s.endUnder("l1", 1)
+		}, func(s script) {
+			s.produce(1, "a", "")
+			s.startUnder("l1", 1, "a", "")
+			s.endUnder("l1", 1)
+			s.LeaseLost("g", "l1")
+		}},
+		{"duplicate under one lease", Duplicate, all, func(s script) {
+			s.produce(1, "a", "")
+			s.handleUnder("l1", 1, "a", "")
+			s.handleUnder("l1", 1, "a", "")
+		}, func(s script) {
+			s.produce(1, "a", "")
+			s.startUnder("l1", 1, "a", "")
+			s.HandleEndedUnder("g", "c", "l1", 1, false)
+			s.handleUnder("l1", 1, "a", "")
+			s.handleUnder("l2", 1, "a", "")
+		}},
+		{"duplicate after the lease was acknowledged", Duplicate, all, func(s script) {
+			s.produce(1, "a", "")
+			s.handleUnder("l1", 1, "a", "")
+			s.Acked("g", "l1", true)
+			s.handleUnder("l2", 1, "a", "")
+		}, func(s script) {
+			s.produce(1, "a", "")
+			s.handleUnder("l1", 1, "a", "")
+			s.Acked("g", "l0", true)
+			s.handleUnder("l2", 1, "a", "")
+			s.Acked("g", "l2", true)
+		}},
+		{"duplicate after an effect", Duplicate, all, func(s script) {
+			s.produce(1, "a", "")
+			s.handle(1, "a", "")
+			s.Effect("g", 1)
+			s.handle(1, "a", "")
+		}, func(s script) {
+			s.produce(1, "a", "")
+			s.handle(1, "a", "")
+			s.handle(1, "a", "")
+			s.Effect("g", 1)
+		}},
 		{"two values", TwoContents, Options{}, func(s script) {
 			s.produce(1, "a", "")
 			s.produce(1, "b", "")
@@ -643,7 +763,7 @@ func TestRoundTripOfEveryKind(t *testing.T) {
 	for k := KindProduceStarted; k <= KindFault; k++ {
 		events = append(events, Event{
 			Kind: k, OK: true, Proc: 2, Attempt: 3, Time: 4, Seq: int64(k), Began: 5, ID: 6, Low: -7, High: 8,
-			Topic: "t", Group: "g", By: "b", Value: strings.Repeat("v", 1<<17), Key: "k\n\"",
+			Topic: "t", Group: "g", By: "b", Lease: "l", Value: strings.Repeat("v", 1<<17), Key: "k\n\"",
 		})
 		if s := events[len(events)-1].String(); !strings.Contains(s, k.String()) {
 			t.Errorf("kind %d reads %.80s", k, s)

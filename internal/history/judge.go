@@ -13,6 +13,12 @@ import (
 // events may come in any order; they are judged in the order of their times.
 // It takes O(n log n) for n events, claims being counted by the messages they
 // span.
+//
+// A handling that is recorded with its lease counts while that lease is not
+// lost: what begins later, or ends well later, is no handling of the group's.
+// It neither keeps others from the key nor lets them go on, and the message is
+// lost if it is all that was done for it. Of handlings without a lease the
+// judge only knows which claims held their message.
 func Judge(events []Event, o Options) Report {
 	return newJudge(events, o).run()
 }
@@ -107,6 +113,7 @@ type claim struct {
 	everLost  bool // whether it is, at any time of the history
 	fresh     bool
 	epoch     int32
+	handlings []int32 // those recorded with this lease
 }
 
 type handling struct {
@@ -115,6 +122,8 @@ type handling struct {
 	claim           int32 // index into group.claims plus 1
 	next            int32 // the next open handling of the slot, plus 1
 	epoch           int32
+	leased          bool // it was recorded with its lease, which claim is
+	stray           bool // that lease was lost before it began
 }
 
 // Flags of a slotState.
@@ -134,7 +143,9 @@ type slotState struct {
 	open    int32 // first open handling, plus 1
 	ok      mark  // first good handling since the latest seek
 	ack     mark  // first acknowledgement of it
-	epoch   int32 // which ok and ack are of
+	last    mark  // start of the last good handling with a lease
+	by      int32 // the claim that was the lease of it, plus 1
+	epoch   int32 // which ok, ack, last and by are of
 	starts  int32
 	effects int32
 	flags   uint8
@@ -731,7 +742,17 @@ func (j *judge) handleStarted(g *group, i mark, e *Event) {
 		g.rep.Redelivered++
 	}
 	g.reached = max(g.reached, e.ID)
-	g.handlings = append(g.handlings, handling{start: i, slot: k, claim: st.claim, next: st.open, epoch: g.epoch})
+	h := handling{start: i, slot: k, claim: st.claim, next: st.open, epoch: g.epoch}
+	if e.Lease != "" {
+		n := g.lease(e.Lease)
+		c := &g.claims[n]
+		h.claim, h.leased, h.stray = n+1, true, c.lost != 0
+		c.handlings = append(c.handlings, int32(len(g.handlings)))
+		if h.stray {
+			g.rep.Strays++
+		}
+	}
+	g.handlings = append(g.handlings, h)
 	st.open = int32(len(g.handlings))
 
 	m := &j.messages[j.valueAt(g, e)]
@@ -753,7 +774,7 @@ func (j *judge) handleStarted(g *group, i mark, e *Event) {
 				"group %q handled value %q at id %d before its production began", g.name, e.Value, e.ID)
 		}
 	}
-	if !g.ordered || s.rank == 0 {
+	if !g.ordered || s.rank == 0 || h.stray {
 		return
 	}
 	line := g.topic.keys[s.key-1]
@@ -786,15 +807,31 @@ func (j *judge) handleEnded(g *group, i mark, e *Event) {
 	// Of the open handlings the one of the same consumer is the one that
 	// ended; the latest, if a crash left an earlier one open.
 	link := &st.open
-	for *link != 0 && j.ev(g.handlings[*link-1].start).By != e.By {
+	for *link != 0 {
+		if b := j.ev(g.handlings[*link-1].start); b.By == e.By && b.Lease == e.Lease {
+			break
+		}
 		link = &g.handlings[*link-1].next
 	}
-	start, epoch := i, g.epoch
+	start, epoch, by := i, g.epoch, int32(0)
 	if *link != 0 {
 		h := &g.handlings[*link-1]
 		h.end = i
 		start, epoch = h.start, h.epoch
 		*link = h.next
+		switch {
+		case !h.leased:
+		case h.stray || h.cut != 0:
+			if e.OK && !h.stray {
+				g.rep.Strays++
+			}
+			if !e.OK {
+				g.rep.Failed++
+			}
+			return
+		default:
+			by = h.claim
+		}
 	}
 	if last, dead := g.lastEnd[k]; dead && last == i {
 		st.flags |= wasDone
@@ -814,7 +851,11 @@ func (j *judge) handleEnded(g *group, i mark, e *Event) {
 		return
 	}
 	if st.epoch != epoch {
-		st.epoch, st.ok, st.ack = epoch, 0, 0
+		st.epoch, st.ok, st.ack, st.last, st.by = epoch, 0, 0, 0, 0
+	}
+	was := st.by
+	if by != 0 {
+		st.last, st.by = start, by
 	}
 	if st.ok == 0 {
 		st.ok = i
@@ -826,6 +867,9 @@ func (j *judge) handleEnded(g *group, i mark, e *Event) {
 	v := Violation{Kind: Duplicate, Topic: g.topic.name, Group: g.name, ID: e.ID}
 	if j.before(st.ack, start) {
 		j.breach(v, []mark{st.ok, st.ack, start, i}, "group %q handled id %d again after it was acknowledged", g.name, e.ID)
+	} else if by != 0 && by == was {
+		v.variant = 2
+		j.breach(v, []mark{st.ok, start, i}, "group %q handled id %d twice under lease %s", g.name, e.ID, e.Lease)
 	} else if j.o.NoRedelivery {
 		v.variant = 1
 		j.breach(v, []mark{st.ok, start, i}, "group %q handled id %d again", g.name, e.ID)
@@ -856,21 +900,27 @@ func (j *judge) acked(g *group, i mark, e *Event) {
 			st.ack = i
 		}
 	}
+	for _, h := range c.handlings {
+		st := &g.state[g.handlings[h].slot]
+		if st.by == n+1 && st.epoch == g.epoch && g.handlings[h].epoch == g.epoch && st.ack == 0 {
+			st.ack = i
+		}
+	}
 }
 
 func (j *judge) leaseLost(g *group, i mark, e *Event) {
 	g.rep.LeasesLost++
-	n, ok := g.byLease[e.By]
-	if !ok {
-		// The claim is not in the record, but a late acknowledgement of the
-		// lease still can be told.
-		n = int32(len(g.claims))
-		g.claims = append(g.claims, claim{})
-		g.byLease[e.By] = n
-	}
+	// The claim need not be in the record, a late acknowledgement of the lease
+	// can be told nevertheless.
+	n := g.lease(e.By)
 	c := &g.claims[n]
 	if c.lost == 0 {
 		c.lost = i
+	}
+	for _, h := range c.handlings {
+		if o := &g.handlings[h]; o.end == 0 && o.cut == 0 {
+			o.cut = i
+		}
 	}
 	from, to := g.topic.between(c.low, c.high)
 	for s := from; s < to; s++ {
@@ -908,6 +958,9 @@ func (j *judge) effect(g *group, i mark, e *Event) {
 	st, s := &g.state[k], &g.topic.slots[k]
 	g.rep.Effects++
 	st.effects++
+	if st.ok != 0 && st.epoch == g.epoch && st.ack == 0 {
+		st.ack = i
+	}
 	if !g.once {
 		return
 	}
@@ -960,7 +1013,42 @@ func (j *judge) finish(g *group) {
 	j.overlaps(g)
 	if g.ordered {
 		j.concurrency(g)
+		j.rewinds(g)
 	}
+}
+
+// rewinds judges that whoever went back to an earlier message of a key went
+// on from there: the last good handlings of a key's messages are in id order.
+func (j *judge) rewinds(g *group) {
+	for _, line := range g.topic.keys {
+		latest := int32(-1)
+		for _, s := range line {
+			st := &g.state[s]
+			if st.last == 0 {
+				continue
+			}
+			if latest >= 0 && g.state[latest].epoch == st.epoch && j.before(st.last, g.state[latest].last) {
+				id, other := g.topic.slots[s].id, g.topic.slots[latest].id
+				j.breach(Violation{Kind: Order, Topic: g.topic.name, Group: g.name, ID: id, variant: -other},
+					[]mark{st.last, g.state[latest].last},
+					"group %q handled id %d again and id %d, which follows it in its key, not again", g.name, other, id)
+				continue
+			}
+			latest = s
+		}
+	}
+}
+
+// lease returns the claim of a lease, which is a new one if the record does
+// not have it.
+func (g *group) lease(name string) int32 {
+	n, ok := g.byLease[name]
+	if !ok {
+		n = int32(len(g.claims))
+		g.claims = append(g.claims, claim{epoch: g.epoch})
+		g.byLease[name] = n
+	}
+	return n
 }
 
 // overlaps judges that the first claims of each epoch are disjoint.
@@ -991,11 +1079,12 @@ func (j *judge) overlaps(g *group) {
 // concurrency judges that no two handlings of a key overlap. A handling
 // counts until it ended or its lease was lost: no log can stop a handler that
 // does not know yet. One whose end is not recorded is taken for crashed at
-// once, as nothing tells how long it lasted.
+// once, as nothing tells how long it lasted; but where its lease is recorded,
+// nobody is to have the key before that is lost.
 func (j *judge) concurrency(g *group) {
 	until := func(h *handling) mark {
 		switch {
-		case h.end == 0:
+		case h.end == 0 && !(h.leased && h.cut != 0):
 			return h.start
 		case h.cut != 0:
 			return h.cut
@@ -1006,7 +1095,7 @@ func (j *judge) concurrency(g *group) {
 	for i := range g.handlings {
 		h := &g.handlings[i]
 		key := g.topic.slots[h.slot].key
-		if key == 0 {
+		if key == 0 || h.stray {
 			continue
 		}
 		l := &latest[key-1]

@@ -20,7 +20,8 @@ const (
 	// certainly not stored, or whose production had not begun yet.
 	Phantom Rule = "phantom"
 	// Duplicate: a message was handled well again although a handling of it
-	// had been acknowledged before the later one started.
+	// had been acknowledged before the later one started, or under the same
+	// lease.
 	Duplicate Rule = "duplicate"
 	// Overlap: two first claims of a group share ids.
 	Overlap Rule = "overlap"
@@ -30,7 +31,8 @@ const (
 	// Fall: a settled head, or a group's position without a seek, went down.
 	Fall Rule = "fall"
 	// Order: an ordered group started a message before an earlier one of the
-	// same key was done.
+	// same key was done; or went back to an earlier one and did not handle
+	// again what follows it.
 	Order Rule = "order"
 	// Concurrency: an ordered group handled two messages of a key at once.
 	Concurrency Rule = "concurrency"
@@ -121,7 +123,10 @@ type GroupReport struct {
 	Acked      int `json:"acked"`
 	Rejected   int `json:"rejected"`
 	LeasesLost int `json:"leases_lost"`
-	Dead       int `json:"dead"`
+	// Strays counts handlings that began, or ended well, after their lease was
+	// lost: a log cannot stop a handler that does not know yet.
+	Strays int `json:"strays"`
+	Dead   int `json:"dead"`
 	// Passed counts unhandled messages that a seek passed over.
 	Passed  int `json:"passed"`
 	Lost    int `json:"lost"`
@@ -172,6 +177,7 @@ func (r Report) String() string {
 		some("duplicates", g.Duplicates)
 		some("acks rejected", g.Rejected)
 		some("leases lost", g.LeasesLost)
+		some("strays", g.Strays)
 		some("dead", g.Dead)
 		some("passed over", g.Passed)
 		some("effects", g.Effects)

@@ -213,6 +213,8 @@ func (x *index) around(v Violation) []bool {
 		exact[[2]int64{int64(e.Proc), e.Seq}] = true
 		if isLeaseEvent(e.Kind) {
 			leases[[2]string{e.Group, e.By}] = true
+		} else if e.Lease != "" {
+			leases[[2]string{e.Group, e.Lease}] = true
 		}
 		if val, ok := x.value(e); ok {
 			values[val] = true

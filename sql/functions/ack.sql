@@ -53,8 +53,9 @@ $$;
 -- upto  every message of the range up to this id needs no more handling; null for nothing known. It keeps the lease's list short
 --
 -- Returns true when that is recorded; null when it was before: whatever else the transaction did was done already, roll it
--- back; false, and changes nothing, when the lease is not this consumer's any more. Locks: the lease's row, until the
--- transaction ends.
+-- back; false, and changes nothing, when the lease is not this consumer's any more. Null is known only while the lease's row is
+-- there: once its last message is handled, or it has become another's, what was recorded before gives false as well. Roll back
+-- then, too. Locks: the lease's row, until the transaction ends.
 create or replace function weir.ack_messages(lease_id bigint, consumer text, message_ids bigint[], upto bigint default null)
 returns boolean
 language plpgsql volatile security definer

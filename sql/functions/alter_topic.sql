@@ -1,7 +1,7 @@
 -- weir.alter_topic(topic, options): changes options of a topic: segment_size, retention_age, retention_bytes (null for none), drop_unread,
 -- idempotency_ttl, tombstone_ttl, as weir.create_topic has them. Those that are not given stay.
 --
--- Errors: WE001, WE003. Locks: the topic's row.
+-- Errors: WE001, WE003, WE006. Locks: the topic's row.
 create or replace function weir.alter_topic(topic text, options jsonb) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -62,7 +62,7 @@ end
 $$;
 
 -- weir.rename_topic(topic, new_name): gives a topic another name. Its log and groups stay; producers and consumers that use the old name
--- get WE001 at their next call. Errors: WE001, WE003, WE004 (the new name is another topic's).
+-- get WE001 at their next call. Errors: WE001, WE003, WE004 (the new name is another topic's), WE006.
 create or replace function weir.rename_topic(topic text, new_name text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

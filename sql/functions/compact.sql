@@ -87,6 +87,9 @@ $$;
 
 -- weir.rewrite_segment(part): writes a segment anew that has lost most of its messages: nothing is inserted there any more, so that
 -- what they left would never be used again. Vacuum frees it only at a table's end.
+--
+-- By CLUSTER, which keeps what older snapshots see. After TRUNCATE and INSERT a transaction at REPEATABLE READ would find the segment
+-- empty, and pass its group's cursor over it.
 create or replace function weir.rewrite_segment(part weir.segment) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -95,11 +98,7 @@ as $$
 declare
     part_name text := format('weir.log_%s_%s', part.topic_id, part.number);
 begin
-    execute format('lock table %s in access exclusive mode', part_name);
-    execute format('create temporary table rewritten on commit drop as select * from %s', part_name);
-    execute format('truncate %s', part_name);
-    execute format('insert into %s select * from pg_temp.rewritten order by id', part_name);
-    drop table pg_temp.rewritten;
+    execute format('cluster %s using log_%s_%s_pk', part_name, part.topic_id, part.number);
     execute format('analyze %s', part_name);
     update weir.segment as s
     set removed = 0,
@@ -132,8 +131,12 @@ begin
         raise exception 'topic % is not compacted', quote_literal(of_topic.name)
             using errcode = 'WE003', hint = 'Only a topic that was created with the option compact has an index on its keys.';
     end if;
+    perform weir.keep_segments(of_topic.id);
     for part in
-        select s.number from weir.segment as s where s.topic_id = of_topic.id and s.emptied_at is null order by s.high desc
+        select s.number from weir.segment as s
+        where s.topic_id = of_topic.id and s.emptied_at is null
+          and (weir.may_look() or to_regclass(format('weir.log_%s_%s', s.topic_id, s.number)) is not null)
+        order by s.high desc
     loop
         execute format('select id from weir.log_%s_%s where key = $1 order by id desc limit 1', of_topic.id, part.number)
         into found_id using wanted;
@@ -149,12 +152,13 @@ begin
 end
 $$;
 
--- weir.delete_key(topic, key, after_segment): removes all messages of a key from one segment, for good, from the deliveries of all
--- groups, and from the idempotency keys that equal it not. Returns the segment's number and how many messages, no row when there is
--- no further segment: call it with the number that came before, from 0 on, each time in a transaction of its own, until then.
+-- weir.delete_key(topic, key, after_segment): removes all messages of a key from one segment, for good, and from the deliveries of all
+-- groups, dead letters too; with the first segment also those of segments that retention has removed. Returns the segment's number and
+-- how many messages of the log, no row when there is no further segment: call it with the number that came before, from 0 on, each
+-- time in a transaction of its own, until then.
 --
 -- It is for what the law wants gone: no group is asked. A log has no index on its keys, so that a segment is read as a whole.
--- Errors: WE001, WE003. Locks: the rows that it removes.
+-- Errors: WE001, WE003. Locks: of ordered groups, the shards of deliveries that it removes, and their leases; the rows that it removes.
 create or replace function weir.delete_key(topic text, key text, after_segment int default 0)
 returns table (segment int, messages bigint)
 language plpgsql volatile security definer
@@ -167,11 +171,14 @@ declare
     wanted text := $2;
     part weir.segment;
     n bigint;
+    from_id bigint;
+    each record;
 begin
     perform weir.check_primary();
     if wanted is null then
         raise exception 'key must not be null' using errcode = 'WE003', hint = 'Messages without a key cannot be told apart.';
     end if;
+    perform weir.keep_segments(of_topic.id);
     select s.* into part
     from weir.segment as s
     where s.topic_id = of_topic.id and s.number > after_segment
@@ -182,9 +189,33 @@ begin
     end if;
     execute format('delete from weir.log_%s_%s where key = $1', of_topic.id, part.number) using wanted;
     get diagnostics n = row_count;
-    delete from weir.delivery as d
-    using weir.consumer_group as g
-    where g.topic_id = of_topic.id and d.group_id = g.id and d.key = wanted and d.message_id >= part.low and d.message_id < part.high;
+    from_id := case
+        when exists (select from weir.segment as s where s.topic_id = of_topic.id and s.high <= part.low) then part.low else 0
+    end;
+    for each in select g.id, g.mode from weir.consumer_group as g where g.topic_id = of_topic.id order by g.id loop
+        if each.mode = 'ordered' then
+            -- As weir.lock_dead, whatever of the key comes after it goes on.
+            perform from weir.shard as s
+            where s.group_id = each.id and s.number in (
+                select d.shard from weir.delivery as d
+                where d.group_id = each.id and d.key = wanted and d.message_id >= from_id and d.message_id < part.high
+            )
+            order by s.number
+            for no key update;
+            perform from weir.lease as l
+            where l.group_id = each.id and l.shard in (
+                select d.shard from weir.delivery as d
+                where d.group_id = each.id and d.key = wanted and d.message_id >= from_id and d.message_id < part.high
+            )
+            order by l.shard
+            for update;
+        end if;
+        delete from weir.delivery as d
+        where d.group_id = each.id and d.key = wanted and d.message_id >= from_id and d.message_id < part.high;
+        if found and each.mode = 'ordered' then
+            perform weir.order_keys(each.id, array[wanted]);
+        end if;
+    end loop;
     update weir.segment as s
     set removed = s.removed + n, messages = greatest(s.messages - n, 0)
     where s.topic_id = of_topic.id and s.number = part.number and n > 0;

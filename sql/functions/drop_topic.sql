@@ -23,7 +23,6 @@ begin
         perform weir.refuse_live(g) from weir.consumer_group as g where g.topic_id = dropped.id order by g.id;
     end if;
     perform weir.drop_group(topic, g.name, true) from weir.consumer_group as g where g.topic_id = dropped.id order by g.id;
-    delete from weir.idempotency as i where i.topic_id = dropped.id;
     -- No topic can be given such a name: it begins with a space.
     update weir.topic as t
     set name = format(' dropped %s', t.id), dropped_at = clock_timestamp()
@@ -55,7 +54,9 @@ begin
     if of_topic.dropped_at is null then
         return null;
     end if;
-    execute format('lock table weir.log_%s in access exclusive mode', of_topic.id);
+    execute format('lock table only weir.log_%s in access exclusive mode', of_topic.id);
+    -- Made by a call that had read the topic's old name.
+    perform weir.drop_group(of_topic.name, g.name, true) from weir.consumer_group as g where g.topic_id = of_topic.id order by g.id;
     for part in
         select s.number from weir.segment as s where s.topic_id = of_topic.id order by s.number limit 20
     loop
@@ -67,6 +68,7 @@ begin
         return format('dropped: %s segments are left', left_over);
     end if;
     execute format('drop table weir.log_%s', of_topic.id);
+    delete from weir.idempotency as i where i.topic_id = of_topic.id;
     delete from weir.fence as f where f.topic_id = of_topic.id;
     delete from weir.topic as t where t.id = of_topic.id;
     return 'dropped: the topic';

@@ -15,7 +15,10 @@
 -- Any number of processes may call it: one at a time works, the others find nothing due. What is not due is found out without
 -- writing anything. No lock that a producer or consumer could wait for is held, or waited for, longer than a moment.
 --
--- Locks: an advisory lock of the install, never waited for; those of the piece of work.
+-- READ COMMITTED only: what a group needs is looked at again once nobody can change it, which the snapshot of a longer
+-- transaction would not show.
+--
+-- Errors: WE003 (another isolation level). Locks: an advisory lock of the install, never waited for; those of the piece of work.
 create or replace function weir.maintain() returns table (topic text, action text, detail text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -29,6 +32,10 @@ declare
     postponed text;
     was_timeout text := current_setting('lock_timeout');
 begin
+    if not weir.may_look() then
+        raise exception 'maintenance needs READ COMMITTED, this transaction is at %', upper(current_setting('transaction_isolation'))
+            using errcode = 'WE003', hint = 'Begin it with: begin isolation level read committed.';
+    end if;
     if pg_is_in_recovery() or exists (select from weir.maintenance as m where m.suspended_at is not null)
         or not pg_try_advisory_xact_lock(hashtextextended('weir.maintain', 0))
     then
@@ -36,8 +43,9 @@ begin
     end if;
     perform set_config('lock_timeout', '50ms', true);
     -- In random order, so that a topic whose turn never comes off does not keep the others waiting.
-    for each in select t.* from weir.topic as t order by random() loop
+    for each in select t.* from weir.topic as t where t.id in (select d from weir.topics_due() as d) order by random() loop
         for step in 1..7 loop
+            exit when step > 1 and each.dropped_at is not null;
             begin
                 done := case step
                     when 1 then weir.finish_drop(each)
@@ -52,6 +60,12 @@ begin
                 when lock_not_available then
                     postponed := coalesce(postponed, each.name);
                     done := null;
+                when undefined_table then
+                    -- Dropped since it was listed: another time, if it is still there.
+                    if exists (select from weir.topic as t where t.id = each.id and t.dropped_at is null) then
+                        raise;
+                    end if;
+                    exit;
             end;
             if done is not null then
                 perform set_config('lock_timeout', was_timeout, true);
@@ -73,6 +87,72 @@ begin
     elsif postponed is not null then
         return query select nullif(postponed, ''), 'postponed', 'a transaction holds a lock that is in the way';
     end if;
+end
+$$;
+
+-- weir.topics_due(): the topics that may have upkeep due. What it costs is what an idle install costs.
+--
+-- The sequences are read in a subtransaction that is rolled back, two hundred at a time: their locks would be more than the server has
+-- room for when there are thousands of topics. (pg_sequence_last_value() would keep them all the same.)
+create or replace function weir.topics_due() returns setof int
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
+as $$
+declare
+    at_id int := 0;
+    ids int[];
+    drawn bigint[];
+    due int[];
+begin
+    loop
+        ids := array(select t.id from weir.topic as t where t.id > at_id order by t.id limit 200);
+        exit when ids = '{}';
+        at_id := ids[cardinality(ids)];
+        begin
+            execute (
+                select format('select array_agg(id), array_agg(drawn) from (%s) as q', string_agg(
+                    format('select %1$s as id, case when is_called then last_value else 0 end as drawn from weir.log_%1$s_id', i),
+                    ' union all '))
+                from unnest(ids) as i
+            )
+            into ids, drawn;
+            due := array(
+                select t.id
+                from unnest(ids, drawn) as q (id, drawn)
+                join weir.topic as t on t.id = q.id
+                cross join lateral (
+                    select s.low from weir.segment as s where s.topic_id = t.id order by s.high desc limit 1
+                ) as last
+                left join lateral (
+                    select s.* from weir.segment as s where s.topic_id = t.id and s.emptied_at is null order by s.high limit 1
+                ) as oldest on true
+                left join lateral (
+                    select s.* from weir.segment as s where s.topic_id = t.id and s.sealed_at is null order by s.high limit 1
+                ) as open on true
+                where q.drawn >= last.low
+                  or q.drawn >= open.high - 1
+                  -- No message is older than its segment.
+                  or q.drawn >= open.low and open.created_at < clock_timestamp() - t.retention_age / 4
+                  or oldest.sealed_at is not null and (
+                      t.compact or t.retention_bytes is not null or oldest.messages = 0
+                      or oldest.last_at < clock_timestamp() - t.retention_age
+                      or (
+                          select count(*) from weir.segment as s where s.topic_id = t.id and s.sealed_at is not null
+                      ) between greatest(2 * t.analyzed, 1) and 32
+                  )
+                  or exists (select from weir.segment as s where s.topic_id = t.id and s.emptied_at is not null)
+            );
+            raise exception using errcode = 'WE099';
+        exception
+            when sqlstate 'WE099' then null;
+            -- A sequence is being altered or dropped: look at each by itself.
+            when lock_not_available or undefined_table then due := ids;
+        end;
+        return query select unnest(due);
+        return query select t.id from weir.topic as t where t.id = any (ids) and t.dropped_at is not null and t.id <> all (due);
+    end loop;
 end
 $$;
 
@@ -132,10 +212,12 @@ $$;
 -- weir.squeeze(): writes a hot table anew whose dead rows vacuum cannot remove, since a snapshot from before is still held.
 --
 -- The tables have a few live rows that change all the time, so that every look-up would pass by ever more dead versions. TRUNCATE
--- gives the table a new file whatever snapshots there are. Those see it empty from then on: a transaction at REPEATABLE READ that
--- began before gets a serialization failure at its next call (weir.group_named), as it would from the row itself, which has changed.
+-- gives the table a new file whatever snapshots there are. Those see it empty from then on. So weir.cursor is always among what is
+-- written anew: a transaction at REPEATABLE READ that began before gets a serialization failure at its next call (weir.group_named), as
+-- it would from the row itself, which has changed; with its cursor but without the pending ranges of its shards, it would take later
+-- messages of a key first.
 --
--- Locks: ACCESS EXCLUSIVE on the table for as long as a few rows take to copy.
+-- Locks: ACCESS EXCLUSIVE on the tables for as long as a few rows take to copy.
 create or replace function weir.squeeze() returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -143,13 +225,14 @@ set jit = off
 as $$
 declare
     hot text;
+    anew text;
     pages bigint;
     kept bigint;
 begin
     foreach hot in array array['fence', 'cursor', 'lease', 'shard_range', 'producer', 'delivery'] loop
         select pg_relation_size(format('weir.%I', hot)::regclass) / current_setting('block_size')::int into pages;
         -- What vacuum can remove is left to it. A role that may not see what others do goes by the size.
-        continue when pages < 64 or pages < 1024 and not exists (
+        continue when pages < 16 or pages < 1024 and not exists (
             select from pg_stat_activity as a
             where a.backend_xmin is not null and a.xact_start < clock_timestamp() - interval '20 s'
             union all
@@ -160,11 +243,13 @@ begin
         execute format('select count(*) from (select from weir.%I limit $1) as few', hot) into kept using pages * 4;
         -- Written anew it would have at most a quarter of the pages, by a row of a hundred bytes, or of a thousand for deliveries.
         continue when kept * case when hot = 'delivery' then 1000 else 100 end * 4 > pages * 8192;
-        execute format('lock table weir.%I in access exclusive mode', hot);
-        execute format('create temporary table squeezed on commit drop as select * from weir.%I', hot);
-        execute format('truncate weir.%I', hot);
-        execute format('insert into weir.%I select * from pg_temp.squeezed', hot);
-        drop table pg_temp.squeezed;
+        foreach anew in array array(select distinct x from unnest(array[hot, 'cursor']) as x order by x desc) loop
+            execute format('lock table weir.%I in access exclusive mode', anew);
+            execute format('create temporary table squeezed on commit drop as select * from weir.%I', anew);
+            execute format('truncate weir.%I', anew);
+            execute format('insert into weir.%I select * from pg_temp.squeezed', anew);
+            drop table pg_temp.squeezed;
+        end loop;
         return format('squeezed: %s, %s pages', hot, pages);
     end loop;
     return null;

@@ -1,5 +1,5 @@
 -- weir.pause_group(topic, grp): hands nothing of a group out any more; returns whether that is new. What consumers hold they finish and
--- acknowledge; an expired lease waits. Errors: WE001, WE002.
+-- acknowledge; an expired lease waits. Errors: WE001, WE002, WE006.
 create or replace function weir.pause_group(topic text, grp text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -13,7 +13,8 @@ begin
 end
 $$;
 
--- weir.resume_group(topic, grp): hands the messages of a paused group out again; returns whether it was paused. Errors: WE001, WE002.
+-- weir.resume_group(topic, grp): hands the messages of a paused group out again; returns whether it was paused. Errors: WE001,
+-- WE002, WE006.
 create or replace function weir.resume_group(topic text, grp text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -26,9 +26,10 @@
 -- When there is nothing to do it is one read-only statement and assigns no xid.
 --
 -- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
--- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, deliveries and one expired lease (skips
--- those that others have), rows of weir.shard (skips those that others have), the group's cursor (waits in a stream group; held until
--- the transaction ends).
+-- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, one expired lease (skips those that others have).
+-- Then, in a stream group, deliveries (skips), and the group's cursor (waits); in an ordered group rows of weir.shard (skips), and
+-- the cursor where nobody has it; in a queue group the cursor where nobody has it, and then deliveries (skips). All are held until the
+-- transaction ends.
 -- Indexes: primary keys, topic_name_unique, group_name_unique, lease_expiry, delivery_due, delivery_suspect, delivery_lease.
 create or replace function weir.poll(
     topic text, grp text, consumer text, max_messages int, lease interval, max_bytes bigint, acks bigint[], own_transaction boolean

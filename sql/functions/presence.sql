@@ -4,7 +4,7 @@
 -- about    what people may want to know: host, process
 --
 -- Nothing depends on it: who is not noted consumes all the same. It is called at the start and when backend changes, not while
--- the consumer is idle. Rows of processes that are gone for an hour are removed. Errors: WE001, WE002.
+-- the consumer is idle. Rows of processes of the group that are gone for an hour are removed. Errors: WE001, WE002.
 create or replace function weir.consumer_here(topic text, grp text, consumer text, backend int, about jsonb) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,5 +1,5 @@
 -- weir.rename_group(topic, grp, new_name): gives a group another name. Its position, leases and deliveries stay; consumers that run under
--- the old name get WE002 at their next call. Errors: WE001, WE002, WE003, WE004 (the new name is another group's).
+-- the old name get WE002 at their next call. Errors: WE001, WE002, WE003, WE004 (the new name is another group's), WE006.
 create or replace function weir.rename_group(topic text, grp text, new_name text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

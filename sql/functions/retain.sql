@@ -19,6 +19,8 @@ begin
     select s.* into part
     from weir.segment as s
     where s.topic_id = of_topic.id and s.sealed_at is null
+      -- The last one stays, or the numbers of ids and segments would begin anew.
+      and exists (select from weir.segment as x where x.topic_id = of_topic.id and x.low >= s.high)
     order by s.high
     limit 1;
     select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = of_topic.id;
@@ -108,6 +110,7 @@ declare
     part weir.segment;
     needed bigint;
     total bigint;
+    has_any boolean := false;
 begin
     select s.* into part
     from weir.segment as s
@@ -117,7 +120,15 @@ begin
     if part.sealed_at is null then
         return null;
     end if;
-    if part.messages > 0 and not coalesce(part.last_at < clock_timestamp() - of_topic.retention_age, false) then
+    if not coalesce(part.last_at < clock_timestamp() - of_topic.retention_age, false) then
+        -- The number of messages is an estimate.
+        if part.messages > 0 then
+            has_any := true;
+        else
+            execute format('select exists (select from weir.log_%s_%s)', of_topic.id, part.number) into has_any;
+        end if;
+    end if;
+    if has_any then
         if of_topic.retention_bytes is null then
             return null;
         end if;
@@ -183,7 +194,9 @@ begin
         where r.group_id = of_group.id and r.low < part.high - 1 and r.high >= part.low
         returning r.ids
     loop
-        lost := lost + cardinality(each.ids);
+        -- Some may have been deleted since (weir.delete_key).
+        execute format('select count(*) from weir.log_%s_%s where id = any ($1)', part.topic_id, part.number) into n using each.ids;
+        lost := lost + n;
     end loop;
     select c.claimed into at_id from weir.cursor as c where c.group_id = of_group.id for no key update;
     if at_id < part.high - 1 then
@@ -197,6 +210,19 @@ begin
         set missed = g.missed + lost, missed_at = clock_timestamp()
         where g.id = of_group.id;
     end if;
+end
+$$;
+
+-- weir.keep_segments(topic_id): no segment of a topic is dropped from now on until this transaction ends, so that the list of them can
+-- be gone through. Without it a segment could go between a look at the list and the query that names it.
+--
+-- Locks: ACCESS SHARE on the log, as any reader of it.
+create or replace function weir.keep_segments(topic_id int) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    execute format('lock table only weir.log_%s in access share mode', topic_id);
 end
 $$;
 
@@ -222,7 +248,8 @@ begin
         return null;
     end if;
     perform set_config('lock_timeout', '10ms', true);
-    execute format('lock table weir.log_%s in access exclusive mode', of_topic.id);
+    -- Of the log only: its segments are not locked with it, however many there are.
+    execute format('lock table only weir.log_%s in access exclusive mode', of_topic.id);
     perform set_config('lock_timeout', '50ms', true);
     execute format('drop table weir.log_%s_%s', of_topic.id, part.number);
     delete from weir.segment as s where s.topic_id = of_topic.id and s.number = part.number;
@@ -287,6 +314,10 @@ begin
         return null;
     end if;
     perform weir.extend_log(of_topic.id, drawn, false);
+    if not exists (select from weir.segment as s where s.topic_id = of_topic.id and s.low >= last.high) then
+        -- A transaction that has yet to commit is at it.
+        raise lock_not_available;
+    end if;
     return format('extended: segment %s', last.number + 1);
 end
 $$;
