@@ -69,6 +69,7 @@ var sentinels = map[string]error{
 	"22P05": ErrFormat,  // \u0000 in jsonb
 	"22021": ErrFormat,  // invalid in the database's encoding
 	"22003": ErrFormat,  // a number that jsonb cannot hold
+	"23502": ErrInvalid, // no key in a compacted topic, no payload in another
 	"22023": ErrFormat,  // headers that are no object, and the like
 }
 

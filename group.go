@@ -192,7 +192,7 @@ func (c *Client) RenameGroup(ctx context.Context, topic, group, newName string) 
 
 // DropGroup removes a group with its retries and dead letters, and reports whether there was one. Errors: ErrTopicNotFound, ErrInUse.
 func (c *Client) DropGroup(ctx context.Context, topic, group string, o *DropOptions) (bool, error) {
-	dropped, err := one[bool](ctx, c, nil, "drop_group", topic, group, o != nil && o.Force)
+	dropped, err := c.drop(ctx, "drop_group", topic, group, o != nil && o.Force)
 	return dropped, wrap(err, "drop group %q of topic %q", group, topic)
 }
 

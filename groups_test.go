@@ -655,6 +655,9 @@ func TestShardsChangeDuringClaim(t *testing.T) {
 	noError(t, c.AlterGroup(t.Context(), "t", "g", weir.GroupChange{Shards: 16}))
 	noError(t, tx.Commit(t.Context()))
 	noError(t, <-done)
+	_, err = c.ResumeGroup(t.Context(), "t", "g")
+	noError(t, err)
+	execute(t, watch, "select * from weir.claim('t', 'g', 'b', 200)")
 	var all, wrong int
 	noError(t, watch.QueryRow(t.Context(), `
 		select count(*), count(*) filter (where p.shard <> (hashtextextended(l.key collate "C", 0) & 15)::int)

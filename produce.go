@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 const (
@@ -323,9 +324,6 @@ func (c *Client) copyInto(ctx context.Context, to copier, topic string, messages
 
 // copyChunk sends one COPY.
 func (c *Client) copyChunk(ctx context.Context, to copier, topic string, info topicInfo, b *batch, chunk []Message) error {
-	if _, err := one[any](ctx, c, to, "make_room", topic, len(chunk)); err != nil {
-		return err
-	}
 	columns := []string{"key", "headers", "payload"}
 	var now time.Time
 	if b.options() {
@@ -337,6 +335,40 @@ func (c *Client) copyChunk(ctx context.Context, to copier, topic string, info to
 			return err
 		}
 	}
+	// However much room there was made, others can have used it up by now. A COPY that finds none is taken back and sent again.
+	for try := 1; ; try++ {
+		if err := exec(ctx, to, "savepoint weir_copy"); err != nil {
+			return err
+		}
+		_, err := one[any](ctx, c, to, "make_room", topic, len(chunk))
+		if err == nil {
+			err = c.sendCopy(ctx, to, info, b, chunk, columns, now)
+		}
+		var pg *pgconn.PgError
+		if err == nil {
+			return exec(ctx, to, "release savepoint weir_copy")
+		} else if !errors.As(err, &pg) || pg.Code != "23514" || pg.ConstraintName != "" || try == 20 {
+			return err
+		}
+		if err := exec(ctx, to, "rollback to savepoint weir_copy"); err != nil {
+			return err
+		}
+	}
+}
+
+// exec runs a session command.
+func exec(ctx context.Context, q querier, command string) error {
+	rows, err := q.Query(ctx, command)
+	if err != nil {
+		return err
+	}
+	rows.Close()
+	return rows.Err()
+}
+
+func (c *Client) sendCopy(
+	ctx context.Context, to copier, info topicInfo, b *batch, chunk []Message, columns []string, now time.Time,
+) error {
 	_, err := to.CopyFrom(ctx, pgx.Identifier{c.schema, fmt.Sprintf("log_%d", info.id)}, columns,
 		pgx.CopyFromSlice(len(chunk), func(i int) ([]any, error) {
 			row := make([]any, len(columns))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 )
 
 const (
@@ -30,6 +31,9 @@ type shared struct {
 // sharedCall is one Produce call.
 type sharedCall struct {
 	batch *batch
+	// ctx is that of a call that has the transaction for itself
+	ctx  context.Context
+	lone atomic.Bool
 	// done is closed when the rest is there
 	done     chan struct{}
 	produced []Produced
@@ -56,7 +60,7 @@ func (c *Client) produceShared(ctx context.Context, topic string, messages []Mes
 		// Locks on idempotency keys, of calls that have nothing to do with each other, are better not held together.
 		return c.produceBatch(ctx, topic, b)
 	}
-	call := &sharedCall{batch: b, done: make(chan struct{})}
+	call := &sharedCall{ctx: ctx, batch: b, done: make(chan struct{})}
 	s := &c.sharing
 	s.mu.Lock()
 	if s.topics == nil {
@@ -76,8 +80,12 @@ func (c *Client) produceShared(ctx context.Context, topic string, messages []Mes
 	select {
 	case <-call.done:
 	case <-ctx.Done():
-		if s.withdraw(t, call) {
+		switch {
+		case s.withdraw(t, call):
 			return nil, wrap(context.Cause(ctx), "produce to topic %q", topic)
+		case call.lone.Load():
+			<-call.done // it heeds ctx, and knows better what became of it
+			return call.produced, call.err
 		}
 		return nil, wrap(fmt.Errorf("%w: %w", ErrUnknownOutcome, context.Cause(ctx)), "produce to topic %q", topic)
 	}
@@ -112,7 +120,11 @@ func (c *Client) share(ctx context.Context, topic string, t *shared) {
 			return
 		}
 		s.mu.Unlock()
-		produced, err := c.produceBatch(ctx, topic, merge(calls))
+		of := ctx
+		if len(calls) == 1 {
+			of = calls[0].ctx
+		}
+		produced, err := c.produceBatch(of, topic, merge(calls))
 		for _, call := range calls {
 			n := len(call.batch.payloads)
 			switch {
@@ -142,6 +154,9 @@ func (t *shared) next() []*sharedCall {
 		n++
 	}
 	calls := t.waiting[:n:n]
+	if n == 1 {
+		calls[0].lone.Store(true)
+	}
 	t.waiting = t.waiting[n:]
 	return calls
 }

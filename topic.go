@@ -211,9 +211,21 @@ func (c *Client) DeleteKey(ctx context.Context, topic, key string, progress func
 // DropTopic removes a topic with its messages, groups and dead letters, and reports whether there was one. The name is free at once;
 // tables that are in use are removed later, by maintenance. Errors: ErrInUse.
 func (c *Client) DropTopic(ctx context.Context, name string, o *DropOptions) (bool, error) {
-	dropped, err := one[bool](ctx, c, nil, "drop_topic", name, o != nil && o.Force)
+	dropped, err := c.drop(ctx, "drop_topic", name, o != nil && o.Force)
 	c.topics.Delete(name)
 	return dropped, wrap(err, "drop topic %q", name)
+}
+
+// drop runs one of the statements that drop. Against a consumer that acknowledges and claims the server can find a deadlock, and
+// ends one of the two; that one can be tried again.
+func (c *Client) drop(ctx context.Context, statement string, args ...any) (dropped bool, err error) {
+	for try := 1; ; try++ {
+		dropped, err = one[bool](ctx, c, nil, statement, args...)
+		if err == nil || !transient(err) || try == 10 || ctx.Err() != nil {
+			return dropped, err
+		}
+		pause(ctx, jitter(time.Duration(try)*20*time.Millisecond))
+	}
 }
 
 // Topics lists all topics by name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"runtime"
 	"time"
@@ -61,7 +62,8 @@ func idle(ctx context.Context, e *Env) error {
 			e.Record("server CPU"+name, "% of a core", c.server)
 			e.Record("consumer CPU"+name, "% of a core", c.client)
 		}
-		e.Record("statements of a group", "1/s", of[idleGroups].statements/idleGroups)
+		// In hundredths: the window's ends fall between two polls or do not.
+		e.Record("statements of a group", "1/s", math.Round(100*of[idleGroups].statements/idleGroups)/100)
 		e.Record("xids of a process", "1/s", of[1].xids)
 		e.Record("CPU of a process with its part of the server", "% of a core", of[1].server+of[1].client)
 		e.Record("server CPU of one more group", "% of a core", (of[idleGroups].server-of[1].server)/(idleGroups-1))

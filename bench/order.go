@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -29,6 +31,18 @@ type Line struct {
 	Article  string  `json:"article"`
 	Quantity int     `json:"quantity"`
 	Price    float64 `json:"price"`
+}
+
+// head reads the first two fields alone.
+func (o *Order) head(text []byte) (err error) {
+	rest, _ := bytes.CutPrefix(text, []byte(`{"number":`))
+	number, rest, _ := bytes.Cut(rest, []byte(`,"sent":`))
+	sent, _, _ := bytes.Cut(rest, []byte(`,`))
+	if o.Number, err = strconv.ParseInt(string(number), 10, 64); err != nil {
+		return fmt.Errorf("payload %.40q: %w", text, err)
+	}
+	o.Sent, err = strconv.ParseInt(string(sent), 10, 64)
+	return err
 }
 
 var (

@@ -17,7 +17,8 @@ begin
     select g.* into of_group
     from weir.consumer_group as g
     where g.topic_id = on_topic.id and g.name = grp
-    for update;
+    -- Not for update, which a claim would wait for that writes a lease, and holds what this one waits for.
+    for no key update;
     dropped := of_group.id;
     if dropped is null then
         return false;

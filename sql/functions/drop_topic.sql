@@ -15,7 +15,7 @@ declare
     was_timeout text := current_setting('lock_timeout');
 begin
     perform weir.check_primary();
-    select t.* into dropped from weir.topic as t where t.name = drop_topic.topic for update;
+    select t.* into dropped from weir.topic as t where t.name = drop_topic.topic for no key update;
     if dropped.id is null then
         return false;
     end if;

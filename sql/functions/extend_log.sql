@@ -15,12 +15,15 @@ declare
     of_topic weir.topic;
     size bigint;
     last record;
+    made regclass;
 begin
     if extend_log.wait then
         perform pg_advisory_xact_lock(gate);
     elsif not pg_try_advisory_xact_lock(gate) then
         return;
     end if;
+    -- Before any name is looked up: a lock is when a session hears of tables that others have made.
+    execute format('lock table only weir.log_%s in share update exclusive mode', topic_id);
     select t.* into of_topic from weir.topic as t where t.id = extend_log.topic_id;
     loop
         select s.number, s.low, s.high
@@ -30,10 +33,18 @@ begin
         order by s.high desc
         limit 1;
         exit when last.low > need;
-        -- Made already by a transaction that this one's snapshot (REPEATABLE READ) does not show.
-        exit when to_regclass(format('weir.log_%s_%s', topic_id, coalesce(last.number, 0) + 1)) is not null;
         last.number := coalesce(last.number, 0) + 1;
         last.high := coalesce(last.high, 1);
+        -- Made already by a transaction that this one's snapshot (REPEATABLE READ) does not show: what it holds is asked of the
+        -- catalogue, which is read as it is now.
+        loop
+            made := to_regclass(format('weir.log_%s_%s', topic_id, last.number));
+            exit when made is null;
+            last.low := last.high;
+            last.high := (regexp_match(pg_get_partition_constraintdef(made), '< ''(\d+)'''))[1]::bigint;
+            last.number := last.number + 1;
+        end loop;
+        exit when last.low > need;
         size := weir.next_size(of_topic, need);
         execute format(
             'create table weir.log_%1$s_%2$s (like weir.log_%1$s including defaults including constraints including storage)',

@@ -20,7 +20,7 @@ begin
     for part in
         select s.number
         from weir.segment as s
-        where s.topic_id = head.topic_id and s.low <= drawn and s.high > head.above
+        where s.topic_id = head.topic_id and s.low <= drawn and s.high > head.above and s.emptied_at is null
         order by s.high desc
     loop
         execute format('select id from weir.log_%s_%s where id > $1 order by id desc limit 1', head.topic_id, part.number)

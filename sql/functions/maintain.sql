@@ -142,11 +142,11 @@ begin
                           select count(*) from weir.segment as s where s.topic_id = t.id and s.sealed_at is not null
                       ) between greatest(2 * t.analyzed, 1) and 32
                   )
-                  or exists (select from weir.segment as s where s.topic_id = t.id and s.emptied_at is not null)
+                  or exists (select from weir.segment as s where s.topic_id = t.id and s.emptied_at < clock_timestamp() - interval '1 s')
             );
-            raise exception using errcode = 'WE099';
+            raise exception using errcode = 'P0099';
         exception
-            when sqlstate 'WE099' then null;
+            when sqlstate 'P0099' then null;
             -- A sequence is being altered or dropped: look at each by itself.
             when lock_not_available or undefined_table then due := ids;
         end;

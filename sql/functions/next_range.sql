@@ -45,7 +45,7 @@ begin
     while position < settled loop
         select s.number, s.low, s.high into part
         from weir.segment as s
-        where s.topic_id = of_group.topic_id and s.high > position + 1
+        where s.topic_id = of_group.topic_id and s.high > position + 1 and s.emptied_at is null
         order by s.high
         limit 1;
         exit when part.number is null;

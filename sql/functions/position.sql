@@ -51,7 +51,7 @@ begin
         for part in
             select s.number, s.low, s.high
             from weir.segment as s
-            where s.topic_id = position.topic_id and s.low <= settled
+            where s.topic_id = position.topic_id and s.low <= settled and s.emptied_at is null
             order by s.high
         loop
             -- The first id of this segment whose message is not older than at_time, if any.

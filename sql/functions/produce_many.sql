@@ -80,12 +80,11 @@ declare
     near boolean;
 begin
     select s.low, s.high into last from weir.segment as s where s.topic_id = into_topic.id order by s.high desc limit 1;
-    if drawn + messages <= (last.low + last.high) / 2 then
-        return false;
-    end if;
     near := last.high - drawn < 4 * messages + 20000;
-    -- While there is room, whoever is at it already will be done in time.
-    perform weir.extend_log(into_topic.id, drawn + messages, near);
+    if drawn + messages > (last.low + last.high) / 2 then
+        -- While there is room, whoever is at it already will be done in time.
+        perform weir.extend_log(into_topic.id, drawn + messages, near);
+    end if;
     return near;
 end
 $$;

@@ -12,7 +12,7 @@ begin
     for part in
         select s.number
         from weir.segment as s
-        where s.topic_id = produced_after.topic_id and s.high > produced_after.id + 1
+        where s.topic_id = produced_after.topic_id and s.high > produced_after.id + 1 and s.emptied_at is null
         order by s.high
     loop
         execute format('select produced_at from weir.log_%s_%s where id > $1 order by id limit 1', topic_id, part.number)

@@ -28,7 +28,7 @@ begin
     for part in
         select s.number
         from weir.segment as s
-        where s.topic_id = from_topic.id and s.high > after + 1 and s.low <= settled
+        where s.topic_id = from_topic.id and s.high > after + 1 and s.low <= settled and s.emptied_at is null
         order by s.high
     loop
         return query execute format(

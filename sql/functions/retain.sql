@@ -241,7 +241,8 @@ declare
 begin
     select s.* into part
     from weir.segment as s
-    where s.topic_id = of_topic.id and s.emptied_at is not null
+    -- Whoever has listed it before it was emptied is done with it by now.
+    where s.topic_id = of_topic.id and s.emptied_at < clock_timestamp() - interval '1 s'
     order by s.high
     limit 1;
     if part.number is null then
