@@ -166,34 +166,33 @@ func (s *session) acknowledge(
 	messages []*raw, query func(text string, args ...any) (held *bool, err error), commit func() error,
 ) error {
 	type part struct {
-		lease *lease
-		ids   []int64
-		upto  *int64
-		whole bool
+		lease  *lease
+		ids    []int64
+		upto   *int64
+		unsure bool
+		whole  bool
 	}
 	r := s.r
 	var parts []*part
 	r.mu.Lock()
 	for _, m := range messages {
-		var l *lease
-		for _, it := range s.e.items {
-			if it.message == m {
-				l = it.lease
-			}
-		}
+		i := slices.IndexFunc(s.e.items, func(it *item) bool { return it.message == m })
+		it := s.e.items[i]
+		l := it.lease
 		if l.lost {
 			r.mu.Unlock()
 			return errNotHeld
 		}
-		i := slices.IndexFunc(parts, func(p *part) bool { return p.lease == l })
-		if i < 0 {
+		if i = slices.IndexFunc(parts, func(p *part) bool { return p.lease == l }); i < 0 {
 			i, parts = len(parts), append(parts, &part{lease: l})
 		}
 		parts[i].ids = append(parts[i].ids, m.ID)
+		parts[i].unsure = parts[i].unsure || it.unsure
 	}
 	for _, p := range parts {
 		l := p.lease
-		p.whole = l.open == len(p.ids)
+		// To end the lease would not tell whether they were acknowledged before.
+		p.whole = l.open == len(p.ids) && !p.unsure
 		l.ending = l.ending || p.whole
 		for _, it := range l.items[l.prefix:] {
 			if !it.done && !slices.Contains(p.ids, it.message.ID) {
@@ -205,11 +204,16 @@ func (s *session) acknowledge(
 	r.mu.Unlock()
 	// In one order for everyone, the keeper's too: these rows stay locked until the commit.
 	slices.SortFunc(parts, func(a, b *part) int { return cmp.Compare(a.lease.id, b.lease.id) })
-	committed := false
+	committed, unsure := false, false
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, p := range parts {
+			if unsure {
+				for _, it := range p.lease.items {
+					it.unsure = it.unsure || slices.Contains(p.ids, it.message.ID)
+				}
+			}
 			switch {
 			case !p.whole:
 			case committed:
@@ -248,7 +252,7 @@ func (s *session) acknowledge(
 		return errNotHeld
 	}
 	err := commit()
-	committed = err == nil
+	committed, unsure = err == nil, err != nil
 	return err
 }
 

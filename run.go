@@ -89,6 +89,10 @@ type item struct {
 	gone bool
 	// done once it is settled
 	done bool
+	// alone: it is handled in an execution of its own
+	alone bool
+	// unsure: a commit that acknowledged it failed, so that it may be acknowledged all the same
+	unsure bool
 }
 
 // execution is one call of the handler.
@@ -476,6 +480,9 @@ func (r *run) next() (*execution, context.Context) {
 		e := &execution{began: time.Now()}
 		for len(r.queue) > 0 && len(e.items) < r.k.o.BatchSize {
 			it := r.queue[0]
+			if it.alone && len(e.items) > 0 {
+				break
+			}
 			r.queue[0] = nil
 			r.queue = r.queue[1:]
 			// Whoever was suspended for longer than its lease finds that out here, before it begins what is another's now.
@@ -487,6 +494,9 @@ func (r *run) next() (*execution, context.Context) {
 				continue
 			}
 			e.items = append(e.items, it)
+			if it.alone {
+				break
+			}
 		}
 		if len(e.items) == 0 {
 			continue
@@ -575,10 +585,12 @@ func (r *run) settle(ctx context.Context, e *execution, errs []error) {
 		case err == nil:
 			r.k.stats.handled.Add(1)
 			r.settled(it)
-		case errors.Is(cause, ErrStopped) || errors.Is(cause, ErrLeaseLost) || errors.Is(err, errNotHeld):
+		case errors.Is(cause, ErrStopped):
 			r.mu.Lock()
 			r.dropped(it)
 			r.mu.Unlock()
+		case errors.Is(cause, ErrLeaseLost) || errors.Is(err, errNotHeld):
+			r.again(it)
 		default:
 			if errors.Is(cause, ErrHandlerTimeout) && !errors.Is(err, ErrHandlerTimeout) {
 				err = errors.Join(ErrHandlerTimeout, err)
@@ -589,6 +601,21 @@ func (r *run) settle(ctx context.Context, e *execution, errs []error) {
 	r.mu.Lock()
 	r.ended(e)
 	r.mu.Unlock()
+}
+
+// again hands a message to the handler once more, when the execution ended because a lease was lost, which need not be the
+// message's: a batch is of several. Alone, since an acknowledgement of the batch may have been committed without our knowing, and
+// what it then says of messages that were in it holds for none that join them.
+func (r *run) again(it *item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if it.gone || it.lease.lost || r.stopping {
+		r.dropped(it)
+		return
+	}
+	it.alone = true
+	r.queue = slices.Insert(r.queue, 0, it)
+	r.work.Signal()
 }
 
 // ended takes an execution off. The caller holds mu.
@@ -629,6 +656,7 @@ func (r *run) fail(it *item, failure error) {
 	it.lease.ending = it.lease.single
 	r.mu.Unlock()
 	f := &failed{lease: it.lease.id, message: it.message.ID, text: text, in: in, outcome: outcome, done: make(chan struct{})}
+	leave := false
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		held, err := r.record(f)
 		r.mu.Lock()
@@ -639,9 +667,20 @@ func (r *run) fail(it *item, failure error) {
 			r.mu.Unlock()
 			return
 		}
+		if it.unsure && len(it.lease.next[it.message.Key]) > 0 {
+			leave = true
+			r.dropNext(it.lease)
+		}
 		r.mu.Unlock()
 		if err == nil {
 			r.recorded(it)
+			if leave {
+				// Had it been acknowledged, nothing was parked, and what follows of its key would be left out.
+				r.release(it.lease.id)
+				r.mu.Lock()
+				r.lose(it.lease)
+				r.mu.Unlock()
+			}
 			return
 		}
 		if wait == 50*time.Millisecond {
