@@ -555,15 +555,17 @@ func (r *run) execute(ctx context.Context, e *execution) (goOn bool) {
 		todo[i] = i
 	}
 	for try := 0; ; try++ {
-		messages := make([]*raw, len(todo))
-		for k, i := range todo {
-			messages[k] = e.items[i].message
-		}
 		var again []int
-		for k, err := range r.k.handler.call(ctx, &session{r: r, e: e}, messages) {
-			errs[todo[k]] = err
-			if err != nil && transient(err) && ctx.Err() == nil {
-				again = append(again, todo[k])
+		for _, some := range r.together(e, todo) {
+			messages := make([]*raw, len(some))
+			for k, i := range some {
+				messages[k] = e.items[i].message
+			}
+			for k, err := range r.k.handler.call(ctx, &session{r: r, e: e}, messages) {
+				errs[some[k]] = err
+				if err != nil && transient(err) && ctx.Err() == nil {
+					again = append(again, some[k])
+				}
 			}
 		}
 		if len(again) == 0 || try == inPlace {
@@ -574,6 +576,17 @@ func (r *run) execute(ctx context.Context, e *execution) (goOn bool) {
 	}
 	returned = true
 	return end()
+}
+
+// together divides messages of an execution, given by their places, among calls of the handler: one call, unless some of them may be
+// acknowledged already. What a later acknowledgement says of those holds for none that were not among them.
+func (r *run) together(e *execution, places []int) [][]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.ContainsFunc(places, func(i int) bool { return e.items[i].unsure }) {
+		return [][]int{places}
+	}
+	return slices.Collect(slices.Chunk(places, 1))
 }
 
 // settle records the outcome of an execution, message by message.

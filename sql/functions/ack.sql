@@ -55,7 +55,8 @@ $$;
 -- Returns true when that is recorded; null when it was before: whatever else the transaction did was done already, roll it
 -- back; false, and changes nothing, when the lease is not this consumer's any more. Null is known only while the lease's row is
 -- there: once its last message is handled, or it has become another's, what was recorded before gives false as well. Roll back
--- then, too. Locks: the lease's row, until the transaction ends.
+-- then, too. Errors: WE003 (some were recorded before and others not, so that no answer is true of the transaction: handle each in
+-- one of its own). Locks: the lease's row, until the transaction ends.
 create or replace function weir.ack_messages(lease_id bigint, consumer text, message_ids bigint[], upto bigint default null)
 returns boolean
 language plpgsql volatile security definer
@@ -67,6 +68,7 @@ as $$
 declare
     held weir.lease;
     now_low bigint;
+    fresh bigint[];
 begin
     select l.* into held
     from weir.lease as l
@@ -79,40 +81,41 @@ begin
         return found;
     end if;
 
+    fresh := array(
+        select i from unnest(message_ids) as i
+        where case
+            when held.shard is null then i > held.low and i <= held.high and i <> all (coalesce(held.done, '{}'))
+            else i = any (held.retries) or i = any (held.ids) and i <> all (coalesce(held.done, '{}'))
+        end
+    );
+    if fresh = '{}' then
+        return null;
+    elsif cardinality(fresh) < cardinality(message_ids) then
+        raise exception 'of the messages % of lease %, only % are to be acknowledged', message_ids, lease_id, fresh
+            using errcode = 'WE003', hint = 'The others were before. Handle each message in a transaction of its own.';
+    end if;
+
     if held.shard is null then
         now_low := least(greatest(held.low, upto), held.high);
-        message_ids := array(
-            select i from unnest(message_ids) as i where i > held.low and i <= held.high and i <> all (coalesce(held.done, '{}'))
-        );
-        if message_ids = '{}' then
-            return null;
-        end if;
         if now_low = held.high then
             delete from weir.lease as l where l.id = held.id;
         else
             update weir.lease as l
             set low = now_low,
-                done = nullif(array(select i from unnest(coalesce(held.done, '{}') || message_ids) as i where i > now_low), '{}')
+                done = nullif(array(select i from unnest(coalesce(held.done, '{}') || fresh) as i where i > now_low), '{}')
             where l.id = held.id;
         end if;
         return true;
     end if;
 
-    message_ids := array(
-        select i from unnest(message_ids) as i
-        where i = any (held.retries) or i = any (held.ids) and i <> all (coalesce(held.done, '{}'))
-    );
-    if message_ids = '{}' then
-        return null;
-    end if;
-    if held.retries && message_ids then
+    if held.retries && fresh then
         perform weir.end_retries(
-            held.group_id, array(select i from unnest(held.retries) as i where i = any (message_ids))
+            held.group_id, array(select i from unnest(held.retries) as i where i = any (fresh))
         );
     end if;
     update weir.lease as l
-    set retries = nullif(array(select i from unnest(held.retries) as i where i <> all (message_ids)), '{}'),
-        done = nullif(coalesce(held.done, '{}') || array(select i from unnest(held.ids) as i where i = any (message_ids)), '{}')
+    set retries = nullif(array(select i from unnest(held.retries) as i where i <> all (fresh)), '{}'),
+        done = nullif(coalesce(held.done, '{}') || array(select i from unnest(held.ids) as i where i = any (fresh)), '{}')
     where l.id = held.id;
     return true;
 end
