@@ -7,12 +7,12 @@ ERRCHECK    = go run github.com/kisielk/errcheck@v1.30.0 -ignoretests
 # Of "go test": make test TESTFLAGS='-run TestFence -v'
 TESTFLAGS ?=
 # Of make bench: a workload, and its flags.
-WORKLOAD ?= drain
+WORKLOAD ?= short
 
-.PHONY: help demo test race lint fmt bench model check install
+.PHONY: help demo test race lint fmt bench bench-full model check install
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: ## show what Weir promises, on a private server, and check that it held
 	@.ci/run need
@@ -36,9 +36,13 @@ lint: ## check format, vet, staticcheck and errcheck
 fmt: ## format the Go files
 	$(GOFUMPT) -w .
 
-bench: ## run a benchmark: make bench WORKLOAD='drain --quick'
+bench: ## print the targets with measured figures: make bench WORKLOAD='single --peer nats'
 	@.ci/run need
 	cd bench && go run . $(WORKLOAD)
+
+bench-full: ## run all benchmarks, keep their results and write docs/benchmarks.md
+	@.ci/run need
+	cd bench && go run . full --json results; go run . page
 
 model: ## check the model of the fence, and that each broken variant of it fails
 	docs/model/run.sh

@@ -1562,7 +1562,8 @@ func TestBacklogOfDeliveries(t *testing.T) {
 				}
 			}
 			t.Logf("the latest of the delayed messages came %v after its time", worst.Round(time.Millisecond))
-			if worst > time.Second {
+			// Another test's transaction on this server may hold up the fence, and with it what an idle poll finds a second later.
+			if worst > 2*time.Second {
 				t.Errorf("a delayed message came %v after its time", worst)
 			}
 		})
