@@ -155,7 +155,7 @@ func TestServerRestarts(t *testing.T) {
 		t.Errorf("%d that were stored are not in the log, %d were handled that are not in it", lost, foreign)
 	}
 	t.Logf("%d in the log, %d stored for certain, %d of unknown outcome, %d handled again",
-		len(ids), sent.distinct(), uncertain.Load(), handled.total-handled.distinct())
+		len(ids), sent.distinct(), uncertain.Load(), handled.calls()-handled.distinct())
 }
 
 // A bad option is refused with its name, and has no effect.

@@ -655,8 +655,8 @@ func TestAlwaysFailing(t *testing.T) {
 	}), nil)
 	eventually(t, "two are dead", func() bool { return group(t, c, "t", "g").Dead == 2 })
 	drained(t, c, "t", "g")
-	if n := handled.distinct(); n != 48 || handled.total != 48 {
-		t.Errorf("%d handled in %d calls, want 48", n, handled.total)
+	if n := handled.distinct(); n != 48 || handled.calls() != 48 {
+		t.Errorf("%d handled in %d calls, want 48", n, handled.calls())
 	}
 	for _, i := range []int{3, 30} {
 		d, err := c.DeadLetter(t.Context(), "t", "g", ids[i-1])
@@ -779,8 +779,8 @@ func TestStopAcknowledges(t *testing.T) {
 	}
 	consume(t, c, "t", "g", handleInto(handled), &weir.ConsumerOptions{Concurrency: 3})
 	drained(t, c, "t", "g")
-	if missing := handled.missing(all); len(missing) > 0 || handled.total != len(all) {
-		t.Errorf("%d of %d were not handled, %d calls", len(missing), len(all), handled.total)
+	if missing := handled.missing(all); len(missing) > 0 || handled.calls() != len(all) {
+		t.Errorf("%d of %d were not handled, %d calls", len(missing), len(all), handled.calls())
 	}
 }
 
@@ -1092,8 +1092,8 @@ func TestBatches(t *testing.T) {
 	}), &weir.ConsumerOptions{BatchSize: 25})
 	eventually(t, "three are dead", func() bool { return group(t, c, "t", "g").Dead == 3 })
 	drained(t, c, "t", "g")
-	if handled.distinct() != 97 || handled.total != 97 || handled.count(ids[29]) != 1 {
-		t.Errorf("%d handled in %d calls, want 97", handled.distinct(), handled.total)
+	if handled.distinct() != 97 || handled.calls() != 97 || handled.count(ids[29]) != 1 {
+		t.Errorf("%d handled in %d calls, want 97", handled.distinct(), handled.calls())
 	}
 	dead, err := c.DeadLetters(t.Context(), "t", "g", 0, 10)
 	noError(t, err)

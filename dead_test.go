@@ -261,8 +261,8 @@ func TestRedriveInChunks(t *testing.T) {
 		return false
 	}), nil)
 	drained(t, c, "t", "g")
-	if y.total != 12 || y.distinct() != 12 {
-		t.Errorf("%d messages handled in %d calls, want 12", y.distinct(), y.total)
+	if y.calls() != 12 || y.distinct() != 12 {
+		t.Errorf("%d messages handled in %d calls, want 12", y.distinct(), y.calls())
 	}
 	execute(t, conn, "delete from weir.delivery")
 	bury(t, conn, "g")
@@ -504,8 +504,8 @@ func TestRedriveAfterSeek(t *testing.T) {
 			consume(t, c, "t", "g", diesOf(y, func(*weir.Received[int]) bool { return false }), nil)
 			drained(t, c, "t", "g")
 			want := append([]int64{5, 15}, ids[20:]...)
-			if missing := y.missing(want); len(missing) > 0 || y.total != len(want) {
-				t.Errorf("%d messages handled in %d calls, missing are %v", y.distinct(), y.total, missing)
+			if missing := y.missing(want); len(missing) > 0 || y.calls() != len(want) {
+				t.Errorf("%d messages handled in %d calls, missing are %v", y.distinct(), y.calls(), missing)
 			}
 		})
 	}
@@ -549,8 +549,8 @@ func TestRedrivesAtOnce(t *testing.T) {
 	y := newTally()
 	consume(t, c, "t", "g", diesOf(y, func(*weir.Received[int]) bool { return false }), &weir.ConsumerOptions{Concurrency: 8})
 	drained(t, c, "t", "g")
-	if want := int(results[0] + results[3] + results[1] + results[4]); y.total != want || y.distinct() != want {
-		t.Errorf("%d messages handled in %d calls, want %d", y.distinct(), y.total, want)
+	if want := int(results[0] + results[3] + results[1] + results[4]); y.calls() != want || y.distinct() != want {
+		t.Errorf("%d messages handled in %d calls, want %d", y.distinct(), y.calls(), want)
 	}
 }
 

@@ -352,6 +352,13 @@ func (y *tally) distinct() int {
 	return len(y.times)
 }
 
+// calls is how often a message was handled, in all.
+func (y *tally) calls() int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.total
+}
+
 func (y *tally) count(id int64) int {
 	y.mu.Lock()
 	defer y.mu.Unlock()
