@@ -1263,8 +1263,8 @@ func TestRunEndsWhenItIsPointless(t *testing.T) {
 	if err := k.Run(t.Context()); err == nil {
 		t.Error("a consumer runs twice at once")
 	}
-	if dropped, err := c.DropGroup(t.Context(), "t", "g", nil); err != nil || !dropped {
-		t.Errorf("drop: %v, %v", dropped, err)
+	if dropped, err := c.DropGroup(t.Context(), "t", "g", &weir.DropOptions{Force: true}); err != nil || !dropped {
+		t.Fatalf("drop: %v, %v", dropped, err)
 	}
 	wantError(t, <-ended, weir.ErrGroupNotFound, "g")
 }
@@ -1348,7 +1348,9 @@ func TestIdlePoll(t *testing.T) {
 	k := consume(t, c, "t", "g", handleInto(newTally()), &weir.ConsumerOptions{PollInterval: 10 * time.Millisecond})
 	eventually(t, "all are handled", func() bool { return k.Stats().Handled == 10 })
 	drained(t, c, "t", "g")
-	database := value[string](t, connect(t, dsn), "select current_database()::text")
+	own := connect(t, dsn)
+	database := value[string](t, own, "select current_database()::text")
+	eventually(t, "it has noted that it runs", func() bool { return value[bool](t, own, "select exists (select from weir.consumer)") })
 
 	const statements = `from pg_stat_statements as s join pg_database as d on d.oid = s.dbid where d.datname = $1`
 	xids := func() string { return value[string](t, conn, "select pg_snapshot_xmax(pg_current_snapshot())::text") }

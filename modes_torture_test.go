@@ -1707,3 +1707,42 @@ func TestLateInALongTransaction(t *testing.T) {
 		})
 	}
 }
+
+// TestAckOfMixture: messages of which some were acknowledged before and others not, as when a batch is tried again after a commit
+// whose outcome did not arrive, and in other company, are refused as a whole: to say yes would commit the effects of the first twice.
+func TestAckOfMixture(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []weir.Mode{weir.Stream, weir.Ordered} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			c, dsn := open(t, nil)
+			conn := connect(t, dsn)
+			topicAndGroup(t, c, "t", "g", nil, &weir.GroupOptions{Mode: mode})
+			list := numbers(3)
+			for i := range list {
+				list[i].Key = "k" // one shard, and so one lease
+			}
+			ids := produced(t, c, "t", list...)
+			lease := claimOne(t, conn, "t", "g", "c", 10, "1 hour")
+			acknowledge := func(ids ...int64) (held *bool, err error) {
+				err = conn.QueryRow(t.Context(), "select weir.ack_messages($1, 'c', $2)", lease.ID, ids).Scan(&held)
+				return held, err
+			}
+			held, err := acknowledge(ids[0])
+			if noError(t, err); held == nil || !*held {
+				t.Fatal("a message of the lease is not acknowledged")
+			}
+			if held, err = acknowledge(ids[0]); err != nil || held != nil {
+				t.Errorf("one that was acknowledged before: %v, %v, want null", held, err)
+			}
+			var pg *pgconn.PgError
+			if _, err = acknowledge(ids[0], ids[1]); !errors.As(err, &pg) || pg.Code != "WE003" {
+				t.Errorf("one that was and one that was not: %v, want WE003", err)
+			}
+			held, err = acknowledge(ids[1], ids[2])
+			if noError(t, err); held == nil || !*held {
+				t.Error("nothing was recorded of the mixture, and yet what was new in it is not acknowledged afterwards")
+			}
+		})
+	}
+}

@@ -1200,7 +1200,8 @@ func callerTransaction(b *bench, level, before, how string) {
 // in plain SQL repeat what the server asks to repeat; the library's need not.
 func TestDefaultIsolation(t *testing.T) {
 	t.Parallel()
-	server := pgtest.New(t, &pgtest.Options{Fast: true})
+	// Nothing here pauses, so that SERIALIZABLE has more to remember than it has memory for by default.
+	server := pgtest.New(t, &pgtest.Options{Fast: true, Settings: map[string]string{"max_pred_locks_per_transaction": "1024"}})
 	for i, level := range levels[1:] {
 		for _, m := range modes {
 			t.Run(level+"/"+m.String(), func(t *testing.T) {
