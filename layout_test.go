@@ -253,7 +253,7 @@ func TestNoSQLInGo(t *testing.T) {
 
 // TestExportedSymbolsAreDocumented: whoever can use it is told what it does.
 func TestExportedSymbolsAreDocumented(t *testing.T) {
-	for _, folder := range []string{".", "sql", "internal/pgtest", "internal/history", "bench"} {
+	for _, folder := range []string{".", "sql", "metrics", "tracing", "internal/pgtest", "internal/history", "bench"} {
 		for _, f := range goFiles(t, folder) {
 			for _, d := range f.Decls {
 				switch d := d.(type) {

@@ -373,11 +373,11 @@ func TestMigrateKeepsGrants(t *testing.T) {
 				where c.relnamespace = 'weir'::regnamespace and r.rolname = any ($1)
 			) as o (x) order by x collate "C"`, roles)
 	}
-	var want []string // drawn is what the view weir.groups calls now
+	var want []string // drawn and count_deliveries are what the view weir.groups calls now
 	for role, names := range map[string]string{
 		producer: "close_batch produce produce_batch produce_many record_batch topic_info version",
-		consumer: "ack ack_messages consumer_gone consumer_here drawn extend_many fail fail_many fetch fetch_many group_named maintain poll release version",
-		reader:   "drawn drop_topic finished groups head produced_after",
+		consumer: "ack ack_messages consumer_gone consumer_here count_deliveries drawn extend_many fail fail_many fetch fetch_many group_named maintain poll release version",
+		reader:   "count_deliveries drawn drop_topic finished groups head produced_after",
 	} {
 		for name := range strings.FieldsSeq(names) {
 			want = append(want, name+" "+role)

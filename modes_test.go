@@ -130,3 +130,15 @@ func TestHandleTx(t *testing.T) {
 		})
 	}
 }
+
+// Groups of one name, of different topics, have nothing to do with each other, to weir check either, with which every test ends.
+func TestCheckTellsTopicsApart(t *testing.T) {
+	t.Parallel()
+	c, dsn := open(t, nil)
+	conn := connect(t, dsn)
+	for _, topic := range []string{"one", "two"} {
+		topicAndGroup(t, c, topic, "g", nil, &weir.GroupOptions{Mode: weir.Ordered})
+		produced(t, c, topic, weir.Message{Key: "k", Payload: 1})
+		claimOne(t, conn, topic, "g", "c", 10, "1 hour")
+	}
+}

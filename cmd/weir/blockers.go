@@ -37,9 +37,13 @@ here, and a group that does not move: look at its consumers, not at the producer
 			if err != nil {
 				return err
 			}
-			return printAll(g, list, "TOPIC PID GID AGE STATE APPLICATION WAITING QUERY", func(b weir.Blocker) []any {
-				return []any{b.Topic, b.PID, b.GID, b.Age.Round(time.Millisecond), b.State, b.Application, b.Waiting, b.Query}
-			})
+			return printAll(g, list, blockerHeader, blockerRow)
 		},
 	}
+}
+
+const blockerHeader = "TOPIC PID GID AGE STATE APPLICATION WAITING QUERY"
+
+func blockerRow(b weir.Blocker) []any {
+	return []any{b.Topic, b.PID, b.GID, b.Age.Round(time.Millisecond), b.State, b.Application, b.Waiting, b.Query}
 }

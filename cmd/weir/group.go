@@ -272,11 +272,8 @@ oldest of them was claimed. A process that died is listed for about an hour.`,
 			if err != nil {
 				return err
 			}
-			for i := range consumers {
-				c := &consumers[i]
-				c.StartedAt, c.LastSeen, c.Oldest = timeInUTC(c.StartedAt), timeInUTC(c.LastSeen), timeInUTC(c.Oldest)
-			}
-			return g.print(describedGroup{groupInUTC(group), append([]weir.ConsumerInfo{}, consumers...)}, func() error {
+			consumers = consumersInUTC(consumers)
+			return g.print(describedGroup{groupInUTC(group), consumers}, func() error {
 				paused := "no"
 				if group.PausedAt != nil {
 					paused = "since " + timeText(*group.PausedAt)
@@ -304,18 +301,30 @@ oldest of them was claimed. A process that died is listed for about an hour.`,
 					return err
 				}
 				fmt.Fprintln(g.out)
-				rows := make([][]any, len(consumers))
-				for i, c := range consumers {
-					process := "-"
-					if c.PID != 0 {
-						process = fmt.Sprintf("%s:%d", c.Host, c.PID)
-					}
-					rows[i] = []any{c.Name, process, orDash(c.StartedAt), orDash(c.LastSeen), c.Leases, c.Messages, orDash(c.Oldest)}
-				}
-				return g.table(strings.Fields("CONSUMER PROCESS SINCE SEEN LEASES HOLDS OLDEST"), rows)
+				return printAll(g, consumers, consumerHeader, consumerRow)
 			})
 		},
 	}
+}
+
+const consumerHeader = "CONSUMER PROCESS SINCE SEEN LEASES HOLDS OLDEST"
+
+func consumerRow(c weir.ConsumerInfo) []any {
+	process := "-"
+	if c.PID != 0 {
+		process = fmt.Sprintf("%s:%d", c.Host, c.PID)
+	}
+	return []any{c.Name, process, orDash(c.StartedAt), orDash(c.LastSeen), c.Leases, c.Messages, orDash(c.Oldest)}
+}
+
+// consumersInUTC never gives nil.
+func consumersInUTC(list []weir.ConsumerInfo) []weir.ConsumerInfo {
+	utc := append([]weir.ConsumerInfo{}, list...)
+	for i := range utc {
+		c := &utc[i]
+		c.StartedAt, c.LastSeen, c.Oldest = timeInUTC(c.StartedAt), timeInUTC(c.LastSeen), timeInUTC(c.Oldest)
+	}
+	return utc
 }
 
 func groupSeekCommand(g *global) *cobra.Command {

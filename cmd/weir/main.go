@@ -65,6 +65,9 @@ func (g *global) report(err error) int {
 	if next := remedy(err); next != "" && !strings.Contains(text, next) {
 		fmt.Fprintf(g.err, "      %s\n", next)
 	}
+	if code := explained(err); code != "" {
+		fmt.Fprintf(g.err, "      \"weir explain %s\" tells more\n", code)
+	}
 	if isUsage(err) || errors.Is(err, weir.ErrInvalid) {
 		return exitUsage
 	}

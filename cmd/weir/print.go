@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	bold = "1"
-	dim  = "2"
-	red  = "31"
+	bold    = "1"
+	dim     = "2"
+	red     = "31"
+	reverse = "7"
 )
 
 // paint colours text for a terminal.
@@ -78,8 +79,11 @@ func (g *global) note(format string, args ...any) {
 	}
 }
 
-// table writes aligned columns; numbers to the right.
-func (g *global) table(header []string, rows [][]any) error {
+// number is a number as text.
+type number string
+
+// columns aligns a table, whose first line is the header; numbers to the right.
+func columns(header []string, rows [][]any) []string {
 	widths := make([]int, len(header))
 	for i, h := range header {
 		widths[i] = uniseg.StringWidth(h)
@@ -90,7 +94,7 @@ func (g *global) table(header []string, rows [][]any) error {
 		cells[r] = make([]string, len(row))
 		for i, v := range row {
 			switch v := v.(type) {
-			case int, int64:
+			case int, int64, number:
 				right[i] = true
 				cells[r][i] = fmt.Sprint(v)
 			default:
@@ -99,7 +103,8 @@ func (g *global) table(header []string, rows [][]any) error {
 			widths[i] = max(widths[i], uniseg.StringWidth(cells[r][i]))
 		}
 	}
-	line := func(row []string) string {
+	lines := make([]string, 0, len(rows)+1)
+	for _, row := range append([][]string{header}, cells...) {
 		var s strings.Builder
 		for i, cell := range row {
 			if i > 0 {
@@ -112,13 +117,15 @@ func (g *global) table(header []string, rows [][]any) error {
 				s.WriteString(cell + pad)
 			}
 		}
-		return strings.TrimRight(s.String(), " ")
+		lines = append(lines, strings.TrimRight(s.String(), " "))
 	}
-	if _, err := fmt.Fprintln(g.out, paint(g.colorOut, bold, line(header))); err != nil {
-		return err
-	}
-	for _, row := range cells {
-		if _, err := fmt.Fprintln(g.out, line(row)); err != nil {
+	return lines
+}
+
+// table writes aligned columns.
+func (g *global) table(header []string, rows [][]any) error {
+	for i, line := range columns(header, rows) {
+		if _, err := fmt.Fprintln(g.out, paint(g.colorOut && i == 0, bold, line)); err != nil {
 			return err
 		}
 	}

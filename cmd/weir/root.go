@@ -27,8 +27,11 @@ var commands = []func(*global) *cobra.Command{
 	consumeCommand,
 	deadCommand,
 	blockersCommand,
+	topCommand,
 	maintainCommand,
+	serveCommand,
 	checkCommand,
+	explainCommand,
 	versionCommand,
 }
 
@@ -127,7 +130,7 @@ func subcommands(cmd *cobra.Command, args []string) error {
 		text := fmt.Sprintf("%q is no command of %q", args[0], cmd.CommandPath())
 		cmd.SuggestionsMinimumDistance = 2
 		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-			text += fmt.Sprintf(", did you mean %q?", strings.Join(near, `" or "`))
+			text += fmt.Sprintf(`, did you mean "%s"?`, strings.Join(near, `" or "`))
 		}
 		return usageOf(cmd, "%s", text)
 	}

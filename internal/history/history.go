@@ -53,6 +53,7 @@ const (
 	KindCursorAt
 	KindSeek
 	KindEffect
+	KindRestarted
 	KindFault
 )
 
@@ -73,6 +74,7 @@ var kindNames = [...]string{
 	KindCursorAt:       "CursorAt",
 	KindSeek:           "Seek",
 	KindEffect:         "Effect",
+	KindRestarted:      "Restarted",
 	KindFault:          "Fault",
 }
 
@@ -394,6 +396,11 @@ func (r *Recorder) Seek(group string, position int64) {
 func (r *Recorder) Effect(group string, id int64) {
 	r.Add(Event{Kind: KindEffect, Group: group, ID: id})
 }
+
+// Restarted records that the log's server is up again after a crash, which may
+// have lost what was committed without waiting for the disk: settled heads and
+// positions may stand lower than they were seen before.
+func (r *Recorder) Restarted() { r.Add(Event{Kind: KindRestarted}) }
 
 // Fault notes that a fault was injected. It is not judged.
 func (r *Recorder) Fault(kind string) { r.Add(Event{Kind: KindFault, Value: kind}) }

@@ -915,3 +915,31 @@ func BenchmarkJudge(b *testing.B) {
 		}
 	}
 }
+
+// What a crash took back is no fall, and an id that is given out again after it no skip.
+func TestRestarted(t *testing.T) {
+	for _, crash := range []bool{false, true} {
+		r := New()
+		r.Settled("t", 10)
+		r.CursorAt("g", 10)
+		if crash {
+			r.Restarted()
+		}
+		r.Settled("t", 8)
+		r.CursorAt("g", 8)
+		r.Settled("t", 12)
+		r.ProduceStarted("t", "a", "")
+		r.Committing("a")
+		if crash {
+			r.Restarted()
+		}
+		r.Produced("t", 11, "a", "")
+		rep := Judge(r.Events(), Options{Topics: map[string]string{"g": "t"}})
+		if crash && !rep.OK() {
+			t.Errorf("with a crash: %s", rep)
+		}
+		if !crash && (rep.Violated[Fall] != 2 || rep.Violated[Skip] != 1) {
+			t.Errorf("without a crash: %s", rep)
+		}
+	}
+}

@@ -197,6 +197,7 @@ type judge struct {
 	byValue   map[string]int32
 	groups    map[string]*group
 	groupList []*group
+	restarts  []mark
 }
 
 func newJudge(events []Event, o Options) *judge {
@@ -283,8 +284,15 @@ func (j *judge) run() Report {
 		}
 		clear(g.byLease)
 	}
+	j.restarts = j.restarts[:0] // those that the walk is past
 	for i := mark(1); int(i) <= len(j.events); i++ {
 		e := j.ev(i)
+		if e.Kind == KindRestarted {
+			j.restarts = append(j.restarts, i)
+			for _, g := range j.groupList {
+				g.cursor = peaks{}
+			}
+		}
 		if g := j.groups[e.Group]; g != nil && isGroupEvent(e.Kind) {
 			j.step(g, i, e)
 		}
@@ -354,7 +362,16 @@ func (j *judge) learnProduce(i mark, e *Event) {
 	case KindFault:
 		j.rep.Faults[e.Value]++
 		return
+	case KindRestarted:
+		j.restarts = append(j.restarts, i)
+		for _, t := range j.topicList {
+			t.heads = peaks{}
+		}
+		return
 	case KindSettled:
+		if j.sawBeforeRestart(e) {
+			return
+		}
 		t := j.topic(e.Topic)
 		if p := j.fell(&t.heads, i, e); p != 0 {
 			j.breach(Violation{Kind: Fall, Topic: e.Topic, ID: e.ID, variant: j.ev(p).ID}, []mark{p, i},
@@ -487,6 +504,18 @@ func (j *judge) fell(p *peaks, i mark, e *Event) (from mark) {
 	return from
 }
 
+// restarted tells whether the server crashed between two events.
+func (j *judge) restarted(from, to mark) bool {
+	return slices.ContainsFunc(j.restarts, func(r mark) bool { return from < r && r < to })
+}
+
+// sawBeforeRestart tells whether an observation may be of the time before the
+// latest crash.
+func (j *judge) sawBeforeRestart(e *Event) bool {
+	n := len(j.restarts)
+	return n > 0 && e.Began != 0 && e.Began <= j.ev(j.restarts[n-1]).Time
+}
+
 // findGroups makes the groups and tells which topics they read.
 func (j *judge) findGroups() {
 	byGroup := map[string]*topic{}
@@ -608,7 +637,8 @@ func (j *judge) judgeMessage(m *message) {
 	case m.failed != 0 || m.resolved != 0:
 		j.rep.Failed++
 	}
-	if m.placed && m.headAt != 0 && m.id <= m.head && m.maybeStored() {
+	if m.placed && m.headAt != 0 && m.id <= m.head && m.maybeStored() &&
+		!j.restarted(m.headAt, cmp.Or(m.produced, m.unknown, m.resolved, m.handled)) {
 		at := cmp.Or(m.produced, m.resolved, m.handled)
 		j.breach(Violation{Kind: Skip, Topic: m.topic.name, ID: m.id, Value: m.value}, []mark{m.headAt, m.snap, at},
 			"value %q appeared at id %d of topic %q, where %d was seen as settled before its commit began",
@@ -697,6 +727,9 @@ func (j *judge) step(g *group, i mark, e *Event) {
 	case KindSeek:
 		j.sought(g, i, e)
 	case KindCursorAt:
+		if j.sawBeforeRestart(e) {
+			return
+		}
 		// A look that a seek came into may have seen either side of it.
 		if g.seek != 0 && e.Began != 0 && e.Began <= j.ev(g.seek).Time {
 			return

@@ -10,8 +10,9 @@ with places as (
     union all
     select d.group_id, d.message_id from weir.delivery as d where d.shard is not null and d.state <> 'dead'
 )
-select g.name as grp, p.id as message_id, count(*) as times
+select t.name as topic, g.name as grp, p.id as message_id, count(*) as times
 from places as p
 join weir.consumer_group as g on g.id = p.group_id
-group by g.name, p.id
+join weir.topic as t on t.id = g.topic_id
+group by t.name, g.name, p.id
 having count(*) > 1

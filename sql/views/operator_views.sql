@@ -109,15 +109,7 @@ cross join lateral (
     from weir.lease as l
     where l.group_id = g.id
 ) as p
-cross join lateral (
-    select
-        count(*) filter (where d.state = 'leased') as leased,
-        count(*) filter (where d.state <> 'dead' and d.errors = '[]') as waiting,
-        count(*) filter (where d.state <> 'dead' and d.errors <> '[]') as retrying,
-        count(*) filter (where d.state = 'dead') as dead
-    from weir.delivery as d
-    where d.group_id = g.id
-) as d;
+cross join lateral weir.count_deliveries(g.id) as d;
 
 -- weir.leases: one row a range or shard that is claimed and not yet acknowledged. low and high are null where a shard is held for
 -- retries alone, how many of which it has stands in retries.

@@ -1,0 +1,5 @@
+//go:build !race
+
+package weirwatermill_test
+
+const raceEnabled = false
