@@ -43,6 +43,10 @@ func TestBlockers(t *testing.T) {
 		t.Fatalf("nothing waits, and yet there are blockers: %+v", list)
 	}
 	produced(t, c, "t", weir.Message{Payload: 1}, weir.Message{Payload: 2})
+	// As a poll does, which holds the same lock, for the length of its transaction.
+	polling := connect(t, dsn)
+	execute(t, polling, "begin")
+	execute(t, polling, "select pg_sequence_last_value('weir.log_1_id'::regclass)")
 
 	list, err = c.Blockers(ctx, "t")
 	noError(t, err)
@@ -62,6 +66,7 @@ func TestBlockers(t *testing.T) {
 		byPID.Age <= 0 || byPID.Waiting != 4 {
 		t.Errorf("the open producer is described as %+v", *byPID)
 	}
+	execute(t, polling, "rollback")
 	if byGID.State != "prepared" || byGID.PID != 0 || byGID.Age <= 0 {
 		t.Errorf("the prepared producer is described as %+v", *byGID)
 	}

@@ -178,8 +178,9 @@ left join weir.consumer as c on c.group_id = h.group_id and c.name = h.consumer
 left join pg_stat_activity as a on a.pid = c.backend and a.backend_start is not distinct from c.backend_start;
 
 -- weir.blockers: the transactions that keep a topic's settled head below its head: producers of that topic that have not
--- finished while later messages wait behind them. pid is null and gid is set for a prepared transaction. waiting is the number
--- of ids behind it, at most. Another role's query is shown to members of pg_read_all_stats only.
+-- finished while later messages wait behind them; as in weir.settle, a holder of the sequence's lock without an xid has only
+-- read it. pid is null and gid is set for a prepared transaction. waiting is the number of ids behind it, at most. Another
+-- role's query is shown to members of pg_read_all_stats only.
 create or replace view weir.blockers as
 with locks as materialized (
     select l.locktype, l.database, l.relation, l.transactionid, l.pid, l.virtualtransaction, l.mode
@@ -206,4 +207,8 @@ left join pg_prepared_xacts as x
     )
 where h.locktype = 'relation' and h.mode = 'RowExclusiveLock'
   and h.database = (select d.oid from pg_database as d where d.datname = current_database())
+  and exists (
+      select from locks as o
+      where o.virtualtransaction = h.virtualtransaction and o.locktype = 'transactionid' and o.mode = 'ExclusiveLock'
+  )
   and h.pid is distinct from pg_backend_pid() and v.head > v.settled;
