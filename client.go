@@ -231,16 +231,7 @@ func (c *Client) query(ctx context.Context, q querier, name string, args []any, 
 		if err != nil {
 			return err
 		}
-		defer rows.Close()
-		for rows.Next() {
-			if scan == nil {
-				continue
-			}
-			if err := scan(rows); err != nil {
-				return err
-			}
-		}
-		return rows.Err()
+		return each(rows, scan)
 	}
 	var err error
 	if q != nil {
@@ -251,6 +242,20 @@ func (c *Client) query(ctx context.Context, q querier, name string, args []any, 
 		err = run(c.pool)
 	}
 	return explain(err)
+}
+
+// each hands rows to scan, where there is one, and closes them.
+func each(rows pgx.Rows, scan func(pgx.Rows) error) error {
+	defer rows.Close()
+	for rows.Next() {
+		if scan == nil {
+			continue
+		}
+		if err := scan(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
 }
 
 // one sends a statement that gives one value.

@@ -1288,6 +1288,19 @@ func (n *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 
 func (n *counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
+// A batch is one flight over the network; its statements count, too.
+func (n *counter) TraceBatchStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return n.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: flight})
+}
+
+func (n *counter) TraceBatchQuery(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchQueryData) {
+	n.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: data.SQL})
+}
+
+func (n *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+const flight = "flight"
+
 func (n *counter) take() map[string]int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -1296,40 +1309,59 @@ func (n *counter) take() map[string]int {
 	return sent
 }
 
-// A claim with its messages is two statements, and an acknowledgement at most one.
-func TestRoundTripsOfAClaim(t *testing.T) {
+// TestClaimAndMessagesInOneFlight: a claim with its messages goes over the network once, an acknowledgement at most once more. Where
+// the role may not call weir.claimed, the messages are read by themselves.
+func TestClaimAndMessagesInOneFlight(t *testing.T) {
 	t.Parallel()
-	c, dsn := openOn(t, pgtest.New(t, &pgtest.Options{Fast: true}), nil)
-	topicAndGroup(t, c, "t", "g", nil, nil)
-	const total = 10_000
-	var sent counter
-	pool := newPool(t, dsn, func(config *pgxpool.Config) { config.ConnConfig.Tracer = &sent })
-	own := newOn(t, pool, nil)
-	_, err := own.Topics(t.Context())
-	noError(t, err)
-	produced(t, c, "t", numbers(total)...)
-	conn := connect(t, dsn)
-	eventually(t, "all are settled", func() bool {
-		_, err := c.Read(t.Context(), "t", total-1, 1)
-		noError(t, err)
-		return value[int64](t, conn, "select settled from weir.topics where topic = 't'") == total
-	})
-	sent.take()
-	k := consume(t, own, "t", "g", handleInto(newTally()), &weir.ConsumerOptions{Prefetch: 1000, PollInterval: time.Minute})
-	eventually(t, "all are handled", func() bool { return k.Stats().Handled == total })
-	eventually(t, "all are acknowledged", func() bool { return group(t, c, "t", "g").Committed == total })
-	counts := sent.take()
-	claims := counts["-- The messages of a lease."]
-	polls := counts["-- One turn of a consumer."]
-	all := 0
-	for _, n := range counts {
-		all += n
-	}
-	t.Logf("%d claims: %v", claims, counts)
-	// A poll claims, and acknowledges what is finished by then. What finishes while there is no room for another claim takes
-	// a poll of its own, one a lease at the most.
-	if claims < total/1000 || polls > 2*claims+3 || all > claims+polls+3 {
-		t.Errorf("%d claims took %v", claims, counts)
+	for _, together := range []bool{true, false} {
+		t.Run(fmt.Sprintf("together %v", together), func(t *testing.T) {
+			c, dsn := openOn(t, pgtest.New(t, &pgtest.Options{Fast: true}), nil)
+			topicAndGroup(t, c, "t", "g", nil, nil)
+			const total = 10_000
+			conn := connect(t, dsn)
+			execute(t, conn, "create role clerk; grant usage on schema weir to clerk; grant execute on all functions in schema weir to clerk")
+			if !together {
+				execute(t, conn, "revoke execute on function weir.claimed from clerk")
+			}
+			var sent counter
+			pool := newPool(t, dsn, func(config *pgxpool.Config) {
+				config.ConnConfig.Tracer = &sent
+				config.ConnConfig.RuntimeParams["role"] = "clerk"
+			})
+			own := newOn(t, pool, nil)
+			_, err := own.Read(t.Context(), "t", 0, 1)
+			noError(t, err)
+			produced(t, c, "t", numbers(total)...)
+			eventually(t, "all are settled", func() bool {
+				_, err := c.Read(t.Context(), "t", total-1, 1)
+				noError(t, err)
+				return value[int64](t, conn, "select settled from weir.topics where topic = 't'") == total
+			})
+			sent.take()
+			k := consume(t, own, "t", "g", handleInto(newTally()), &weir.ConsumerOptions{Prefetch: 1000, PollInterval: time.Minute})
+			eventually(t, "all are handled", func() bool { return k.Stats().Handled == total })
+			eventually(t, "all are acknowledged", func() bool { return group(t, c, "t", "g").Committed == total })
+			counts := sent.take()
+			apart, flights := counts["-- The messages of a lease."], counts[flight]
+			t.Logf("%v", counts)
+			if !together {
+				if flights > 1 || apart < total/1000 {
+					t.Errorf("without the right: %v", counts)
+				}
+				return
+			}
+			all := flights
+			for line, n := range counts {
+				if strings.HasPrefix(line, "-- ") {
+					all += n
+				}
+			}
+			all -= 2 * flights // the two in a flight
+			// What finishes while there is no room for another claim takes a poll of its own, one a lease at the most.
+			if apart > 0 || flights < total/1000 || all > 2*flights+3 {
+				t.Errorf("%d flights over the network: %v", all, counts)
+			}
+		})
 	}
 }
 

@@ -375,10 +375,10 @@ func (c *Client) sendCopy(
 			if b.payloads[i] != nil {
 				row[2] = b.payloads[i]
 			}
-			if b.keys[i] != nil {
+			if b.keys != nil && b.keys[i] != nil {
 				row[0] = *b.keys[i]
 			}
-			if b.headers[i] != nil {
+			if b.headers != nil && b.headers[i] != nil {
 				row[1] = []byte(*b.headers[i])
 			}
 			if b.options() {
@@ -406,10 +406,8 @@ type batch struct {
 	statement string
 	format    Format
 	payloads  [][]byte
-	keys      []*string
-	headers   []*string
 	// nil where no message has one
-	deliverAt, delays, priorities, timeouts, idempotencyKeys []*string
+	keys, headers, deliverAt, delays, priorities, timeouts, idempotencyKeys []*string
 }
 
 // lists are the arguments of weir.produce_batch after the payloads.
@@ -435,7 +433,7 @@ func encode(format Format, messages []Message) (*batch, error) {
 	n := len(messages)
 	b := &batch{
 		statement: "produce_batch", format: format,
-		payloads: make([][]byte, n), keys: make([]*string, n), headers: make([]*string, n),
+		payloads: make([][]byte, n),
 	}
 	if format == Bytes {
 		b.statement = "produce_batch_bytes"
@@ -461,7 +459,7 @@ func encode(format Format, messages []Message) (*batch, error) {
 			if len(m.Key) > maxKey {
 				return nil, fmt.Errorf("message %d: %w", i, invalid("key", fmt.Sprintf("%d bytes", len(m.Key)), fmt.Sprintf("it must have at most %d: put what is longer into the payload", maxKey)))
 			}
-			b.keys[i] = &m.Key
+			b.set(&b.keys, i, m.Key)
 		}
 		if len(m.Headers) > 0 {
 			for k, v := range m.Headers {
@@ -476,8 +474,7 @@ func encode(format Format, messages []Message) (*batch, error) {
 			if err != nil {
 				return nil, fmt.Errorf("message %d: headers: %w", i, err)
 			}
-			s := string(text)
-			b.headers[i] = &s
+			b.set(&b.headers, i, string(text))
 		}
 		if err := b.encodeOptions(i, m); err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)

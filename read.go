@@ -49,32 +49,37 @@ func (c *Client) Current(ctx context.Context, topic, key string) (Received[[]byt
 // received runs one of the statements that give messages.
 func (c *Client) received(ctx context.Context, name string, args ...any) (list []*raw, err error) {
 	err = c.query(ctx, nil, name, args, func(rows pgx.Rows) error {
-		m := &raw{}
-		var (
-			key, headers *string
-			payload      []byte
-			data         []byte
-			timeout      float64
-		)
-		if err := rows.Scan(&m.ID, &key, &headers, &payload, &data, &m.ProducedAt, &m.Attempt, &m.lease, &timeout); err != nil {
-			return err
-		}
-		m.timeout = time.Duration(timeout * float64(time.Second))
-		m.Raw = payload
-		if payload == nil {
-			m.Raw = data
-		}
-		m.Tombstone = m.Raw == nil
-		if key != nil {
-			m.Key = *key
-		}
-		if headers != nil {
-			m.Headers = readHeaders(*headers)
-		}
+		m, err := scanMessage(rows)
 		list = append(list, m)
-		return nil
+		return err
 	})
 	return list, err
+}
+
+func scanMessage(rows pgx.Rows) (*raw, error) {
+	m := &raw{}
+	var (
+		key, headers *string
+		payload      []byte
+		data         []byte
+		timeout      float64
+	)
+	if err := rows.Scan(&m.ID, &key, &headers, &payload, &data, &m.ProducedAt, &m.Attempt, &m.lease, &timeout); err != nil {
+		return m, err
+	}
+	m.timeout = time.Duration(timeout * float64(time.Second))
+	m.Raw = payload
+	if payload == nil {
+		m.Raw = data
+	}
+	m.Tombstone = m.Raw == nil
+	if key != nil {
+		m.Key = *key
+	}
+	if headers != nil {
+		m.Headers = readHeaders(*headers)
+	}
+	return m, nil
 }
 
 // readHeaders takes a JSON object; values that are no strings keep their JSON text.

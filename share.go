@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 )
@@ -112,6 +113,9 @@ func (s *sharing) withdraw(t *shared, call *sharedCall) bool {
 func (c *Client) share(ctx context.Context, topic string, t *shared) {
 	s := &c.sharing
 	for {
+		// Whoever was answered just now often has the next message at once. It joins those that wait, or half of the callers would
+		// always be too late for the other half's transaction: 7,300 messages a second with 16 callers, where this gave 11,000.
+		runtime.Gosched()
 		s.mu.Lock()
 		calls := t.next()
 		if len(calls) == 0 {

@@ -11,8 +11,10 @@ import (
 )
 
 const (
-	// notifyEvery is the least time between two NOTIFYs of a client: a burst of produces shares one.
-	notifyEvery = 5 * time.Millisecond
+	// The least time between two NOTIFYs of a client is notifyEach for each wake-up that the first had, notifyMost at the longest: a
+	// burst of produces shares one, and what comes now and then does not wait.
+	notifyEach = 200 * time.Microsecond
+	notifyMost = 5 * time.Millisecond
 	// pingEvery and pingWithin find a connection that is half open: nothing comes, and nothing says that nothing can.
 	pingEvery  = 8 * time.Second
 	pingWithin = 5 * time.Second
@@ -33,7 +35,7 @@ type waker struct {
 
 	mu        sync.Mutex
 	closed    bool
-	dirty     map[string]bool // topics to notify of
+	dirty     map[string]int // topics to notify of, and how many wake-ups each had
 	sending   bool
 	waiting   map[string]map[chan struct{}]bool // topic -> consumers
 	listening atomic.Bool
@@ -46,7 +48,7 @@ func (w *waker) init(c *Client) {
 	w.c = c
 	w.channel = "weir:" + c.schema
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.dirty = map[string]bool{}
+	w.dirty = map[string]int{}
 	w.waiting = map[string]map[chan struct{}]bool{}
 }
 
@@ -86,7 +88,7 @@ func (c *Client) Wake(topic string) {
 	if !c.listen || w.closed {
 		return
 	}
-	w.dirty[topic] = true
+	w.dirty[topic]++
 	if !w.sending {
 		w.sending = true
 		w.sends.Go(w.send)
@@ -108,8 +110,10 @@ func (w *waker) send() {
 	for {
 		w.mu.Lock()
 		var topics []string
-		for t := range w.dirty {
+		wakes := 0
+		for t, n := range w.dirty {
 			topics = append(topics, t)
+			wakes += n
 		}
 		clear(w.dirty)
 		if len(topics) == 0 || w.ctx.Err() != nil {
@@ -124,7 +128,7 @@ func (w *waker) send() {
 		if err != nil && w.ctx.Err() == nil {
 			w.c.log.Debug("could not notify consumers", logError, err)
 		}
-		pause(w.ctx, notifyEvery)
+		pause(w.ctx, min(time.Duration(wakes)*notifyEach, notifyMost))
 	}
 }
 

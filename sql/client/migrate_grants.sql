@@ -15,7 +15,7 @@ successor (function, becomes) as (
         ('produce_many', 'produce_batch'), ('produce_many', 'record_batch'), ('produce_many', 'close_batch'),
         ('produce_many_bytes', 'produce_batch_bytes'), ('produce_many_bytes', 'record_batch'), ('produce_many_bytes', 'close_batch'),
         ('fetch', 'fetch_many'), ('ack', 'ack_messages'), ('fail', 'fail_many'),
-        ('poll', 'consumer_here'), ('poll', 'consumer_gone'), ('poll', 'maintain'),
+        ('poll', 'claimed'), ('poll', 'consumer_here'), ('poll', 'consumer_gone'), ('poll', 'maintain'),
         ('redrive', 'redrive_part'), ('redrive', 'dead_letters_matching'), ('purge', 'purge_part'), ('purge', 'dead_letters_matching')
 ),
 wanted as (

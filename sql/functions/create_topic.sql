@@ -92,6 +92,7 @@ begin
     execute format('alter sequence weir.log_%1$s_id owned by weir.log_%1$s.id', new_id);
     insert into weir.fence (topic_id, slot, settled, head) values (new_id, 0, 0, 0);
     perform weir.extend_log(new_id, 1);
+    perform weir.make_insert(t) from weir.topic as t where t.id = new_id;
     return new_id;
 end
 $$;

@@ -67,6 +67,7 @@ begin
     if left_over > 0 then
         return format('dropped: %s segments are left', left_over);
     end if;
+    execute format('drop function if exists weir.log_%s_insert', of_topic.id);
     execute format('drop table weir.log_%s', of_topic.id);
     delete from weir.idempotency as i where i.topic_id = of_topic.id;
     delete from weir.fence as f where f.topic_id = of_topic.id;

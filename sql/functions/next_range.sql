@@ -32,6 +32,7 @@ declare
     start bigint;
     until_id bigint;
     part record;
+    source text;
     scanned int;
     last_id bigint;
 begin
@@ -63,23 +64,29 @@ begin
             into last_id using position, until_id, filter_step - 1;
             until_id := coalesce(last_id, until_id);
         end if;
+        source := format(
+            'select id, %s as bytes, deliver_at is not null as delayed
+             from weir.log_%s_%s
+             where id > $1 and id <= $2%s
+             order by id
+             limit $3',
+            weir.size_sql(format), of_group.topic_id, part.number, weir.filter_sql(of_group));
         execute format(
-            'select count(*), count(*) filter (where kept), max(id) filter (where kept), sum(bytes) filter (where kept),
-                bool_or(delayed) filter (where kept)
-             from (
-                 select id, bytes, delayed, sum(bytes) over by_id <= $4 or row_number() over by_id = 1 as kept
-                 from (
-                     select id, %s as bytes, deliver_at is not null as delayed
-                     from weir.log_%s_%s
-                     where id > $1 and id <= $2%s
-                     order by id
-                     limit $3
-                 ) as next
-                 window by_id as (order by id rows unbounded preceding)
-             ) as weighed',
-            weir.size_sql(format), of_group.topic_id, part.number, weir.filter_sql(of_group))
+            'select count(*), count(*), max(id), sum(bytes), bool_or(delayed) from (%s) as next', source)
         into scanned, messages, last_id, bytes, delayed
         using position, until_id, max_messages, max_bytes, of_group.key_prefix, of_group.header_match;
+        if bytes > max_bytes then
+            execute format(
+                'select count(*) filter (where kept), max(id) filter (where kept), sum(bytes) filter (where kept),
+                    bool_or(delayed) filter (where kept)
+                 from (
+                     select id, bytes, delayed, sum(bytes) over by_id <= $4 or row_number() over by_id = 1 as kept
+                     from (%s) as next
+                     window by_id as (order by id rows unbounded preceding)
+                 ) as weighed', source)
+            into messages, last_id, bytes, delayed
+            using position, until_id, max_messages, max_bytes, of_group.key_prefix, of_group.header_match;
+        end if;
         if messages > 0 then
             low := position;
             high := case when scanned = max_messages or messages < scanned then last_id else until_id end;

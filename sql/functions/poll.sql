@@ -23,7 +23,8 @@
 --                                                       there is more to look through
 --   paused    null      null              null          the group is paused: nothing is handed out
 --
--- When there is nothing to do it is one read-only statement and assigns no xid.
+-- When there is nothing to do it is one read-only statement and assigns no xid. A single range that it has claimed is known to
+-- weir.claimed.
 --
 -- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
 -- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, one expired lease (skips those that others have).
@@ -56,6 +57,7 @@ declare
     on_group weir.consumer_group;
     more boolean := false;
     no_room boolean := false;
+    retried boolean := false;
 begin
     if max_messages is null or max_messages not between 0 and 10000 then
         perform weir.check_range('max_messages', max_messages, 0, 10000);
@@ -68,6 +70,9 @@ begin
     end if;
     if consumer is null or consumer = '' then
         perform weir.check_name('consumer', consumer);
+    end if;
+    if current_setting('weir.claimed', true) <> '' then
+        perform set_config('weir.claimed', '', false);
     end if;
 
     select
@@ -191,6 +196,7 @@ begin
     if expired and max_messages > 0 then
         select l.* into taken from weir.take_over(on_group, consumer, lease) as l;
         if taken.id is not null then
+            perform set_config('weir.claimed', taken.id::text, false);
             return query select 'takeover', taken.id, taken.low, taken.high, taken.attempt;
             return;
         end if;
@@ -221,6 +227,7 @@ begin
             for taken in
                 select d.* from weir.claim_deliveries(on_group, consumer, max_messages, lease, max_bytes) as d
             loop
+                retried := true;
                 max_messages := max_messages - 1;
                 max_bytes := max_bytes - taken.bytes;
                 return query select 'retry', taken.lease_id, taken.message_id - 1, taken.message_id, taken.attempt;
@@ -230,6 +237,9 @@ begin
             select c.* into taken
             from weir.claim_range(on_group, w.format, settled, consumer, max_messages, lease, max_bytes) as c;
             if taken.lease_id is not null then
+                if not retried then
+                    perform set_config('weir.claimed', taken.lease_id::text, false);
+                end if;
                 return query select 'fresh', taken.lease_id, taken.low, taken.high, 1;
                 return;
             end if;

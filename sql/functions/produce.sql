@@ -25,18 +25,18 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    into_topic weir.topic := weir.producing_to(topic, false);
+    target record := weir.producing_to(topic, false, 1);
     new_id bigint;
 begin
-    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0 or into_topic.compact
-        or weir.make_way(into_topic, 1)
+    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0
+        or (target.into_topic).compact or target.near
     then
-        return weir.store_one(into_topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
+        return weir.store_one(
+            target.into_topic, target.near, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
     end if;
-    execute format('insert into weir.log_%s (key, headers, payload) values ($1, $2, $3%s) returning id',
-        into_topic.id, case into_topic.format when 'jsonb' then '::jsonb' end)
-    into new_id using key, headers, payload;
-    perform weir.after_produce(into_topic, new_id);
+    execute format('select (weir.log_%s_insert(array[$1], array[$2], array[$3]))[1]', (target.into_topic).id)
+    into new_id using payload, key, headers;
+    perform weir.after_produce(target.into_topic, new_id);
     return new_id;
 end
 $$;
@@ -52,50 +52,69 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    into_topic weir.topic := weir.producing_to(topic, true);
+    target record := weir.producing_to(topic, true, 1);
     new_id bigint;
 begin
-    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0 or into_topic.compact
-        or weir.make_way(into_topic, 1)
+    if octet_length(key) > 1024 or num_nonnulls(deliver_at, delay, priority, timeout, idempotency_key) > 0
+        or (target.into_topic).compact or target.near
     then
-        return weir.store_one(into_topic, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
+        return weir.store_one(
+            target.into_topic, target.near, payload, key, headers, deliver_at, delay, priority, timeout, idempotency_key);
     end if;
-    execute format('insert into weir.log_%s (key, headers, payload) values ($1, $2, $3) returning id', into_topic.id)
-    into new_id using key, headers, payload;
-    perform weir.after_produce(into_topic, new_id);
+    execute format('select (weir.log_%s_insert(array[$1], array[$2], array[$3]))[1]', (target.into_topic).id)
+    into new_id using payload, key, headers;
+    perform weir.after_produce(target.into_topic, new_id);
     return new_id;
 end
 $$;
 
--- weir.producing_to(topic, bytes): the topic of that name, when it takes such payloads. Refuses to draw ids of a sequence
--- that was left behind.
-create or replace function weir.producing_to(topic text, bytes boolean) returns weir.topic
-language plpgsql stable security definer
+-- weir.producing_to(topic, bytes, messages): the topic of that name, when it takes such payloads, with room made for so many messages.
+-- near: the end of its last segment is near all the same. Refuses to draw ids of a sequence that was left behind.
+create or replace function weir.producing_to(
+    topic text, bytes boolean, messages bigint, out into_topic weir.topic, out near boolean
+)
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
+set enable_seqscan = off
 as $$
 declare
-    into_topic weir.topic;
-    reached bigint;
-    drawn bigint;
+    w record;
 begin
-    perform weir.check_primary();
-    into_topic := weir.topic_named(topic);
+    if pg_is_in_recovery() then
+        perform weir.check_primary();
+    end if;
+    select
+        t as topic, s.low, s.high, coalesce(pg_sequence_last_value(t.sequence), 0) as drawn,
+        (select max(r.reached) from weir.fence_rows as r where r.topic_id = t.id) as reached
+    into w
+    from weir.topic as t
+    left join lateral (
+        select x.low, x.high from weir.segment as x where x.topic_id = t.id order by x.high desc limit 1
+    ) as s on true
+    where t.name = producing_to.topic;
+    into_topic := w.topic;
+    if into_topic.id is null then
+        into_topic := weir.topic_named(topic);
+    end if;
     if (into_topic.format = 'bytes') <> bytes then
         raise exception 'topic % has format %', quote_literal(topic), into_topic.format
             using errcode = 'WE005',
                   hint = format('Use weir.produce%s() or weir.produce_many%1$s() for it.', case when not bytes then '_bytes' end);
     end if;
-    -- Before the insert, which would fail on the key of an id that is issued again, and not say why.
-    select max(r.reached) into reached from weir.fence_rows as r where r.topic_id = into_topic.id;
-    drawn := coalesce(pg_sequence_last_value(into_topic.sequence), 0);
-    if drawn = 0 then
+    if w.drawn = 0 then
         -- Nobody may have been there yet but whoever copied the log.
-        execute format('select greatest($1, max(l.id)) from weir.log_%s as l', into_topic.id) into reached using reached;
+        execute format('select greatest($1, max(l.id)) from weir.log_%s as l', into_topic.id) into w.reached using w.reached;
     end if;
-    if drawn < reached then
-        perform weir.check_sequence(into_topic.id, reached, drawn);
+    -- Before the insert, which would fail on the key of an id that is issued again, and not say why.
+    if w.drawn < w.reached then
+        perform weir.check_sequence(into_topic.id, w.reached, w.drawn);
     end if;
-    return into_topic;
+    -- As in weir.make_way, which looks again.
+    near := w.high - w.drawn < 4 * messages + 20000 or w.drawn + messages > (w.low + w.high) / 2;
+    if near then
+        near := weir.make_way(into_topic, messages);
+    end if;
 end
 $$;
 
@@ -109,7 +128,12 @@ as $$
 declare
     settled bigint;
 begin
-    -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache.
+    -- Again after the insert, for a sequence that was set back meanwhile, or an id from a session's cache. What is settled cannot
+    -- reach further than what was drawn, which costs less to know.
+    select max(r.reached) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
+    if first_id > settled then
+        return;
+    end if;
     select max(r.bound) into settled from weir.fence_rows as r where r.topic_id = into_topic.id;
     if first_id <= settled then
         -- A pair that waits for this transaction looks decided to its own snapshot, and to no other.

@@ -23,6 +23,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    target record;
     last bigint;
     ids bigint[];
 begin
@@ -32,11 +33,11 @@ begin
     if last = batch then
         ids := weir.repeated_batch(producer, batch, topic, cardinality(payloads));
     else
+        target := weir.producing_to(topic, false, cardinality(payloads));
         ids := weir.store_messages(
-            weir.producing_to(topic, false), payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys,
-            false);
+            target.into_topic, target.near, payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys, false);
         if last is not null then
-            perform weir.write_batch(producer, batch, last, true, topic, ids);
+            perform weir.write_batch(producer, batch, last, true, (target.into_topic).id, ids);
         end if;
     end if;
     return query select abs(i), i < 0 from unnest(ids) as i;
@@ -54,6 +55,7 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    target record;
     last bigint;
     ids bigint[];
 begin
@@ -63,11 +65,11 @@ begin
     if last = batch then
         ids := weir.repeated_batch(producer, batch, topic, cardinality(payloads));
     else
+        target := weir.producing_to(topic, true, cardinality(payloads));
         ids := weir.store_messages(
-            weir.producing_to(topic, true), payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys,
-            false);
+            target.into_topic, target.near, payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys, false);
         if last is not null then
-            perform weir.write_batch(producer, batch, last, true, topic, ids);
+            perform weir.write_batch(producer, batch, last, true, (target.into_topic).id, ids);
         end if;
     end if;
     return query select abs(i), i < 0 from unnest(ids) as i;
@@ -160,8 +162,8 @@ begin
 end
 $$;
 
--- weir.write_batch(producer, batch, last, stored, topic, ids): the producer's last batch, in place of the one that was.
-create or replace function weir.write_batch(producer uuid, batch bigint, last bigint, stored boolean, topic text, ids bigint[])
+-- weir.write_batch(producer, batch, last, stored, topic_id, ids): the producer's last batch, in place of the one that was.
+create or replace function weir.write_batch(producer uuid, batch bigint, last bigint, stored boolean, topic_id int, ids bigint[])
 returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -171,19 +173,17 @@ as $$
 declare
     low bigint := ids[1];
     high bigint := ids[cardinality(ids)];
-    into_topic int;
 begin
     if high - low = cardinality(ids) - 1 and not 0 > any (ids) then
         ids := null;
     end if;
-    select t.id into into_topic from weir.topic as t where t.name = write_batch.topic;
     update weir.producer as p
-    set batch = write_batch.batch, stored = write_batch.stored, topic_id = into_topic, first_id = low, last_id = high,
+    set batch = write_batch.batch, stored = write_batch.stored, topic_id = write_batch.topic_id, first_id = low, last_id = high,
         ids = write_batch.ids, at = clock_timestamp()
     where p.id = producer and p.part = write_batch.batch / 100;
     if not found then
         insert into weir.producer (id, part, batch, stored, topic_id, first_id, last_id, ids)
-        values (producer, batch / 100, batch, stored, into_topic, low, high, ids);
+        values (producer, batch / 100, batch, stored, topic_id, low, high, ids);
         delete from weir.producer as p where p.id = producer and p.part = last / 100 and p.part < write_batch.batch / 100;
     end if;
 end

@@ -16,10 +16,11 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    target record := weir.producing_to(topic, false, cardinality(payloads));
     ids bigint[];
 begin
     ids := weir.store_messages(
-        weir.producing_to(topic, false), payloads, keys, headers, deliver_at, null, priorities, timeouts, idempotency_keys, false);
+        target.into_topic, target.near, payloads, keys, headers, deliver_at, null, priorities, timeouts, idempotency_keys, false);
     return query select abs(i) from unnest(ids) as i;
 end
 $$;
@@ -35,10 +36,11 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    target record := weir.producing_to(topic, true, cardinality(payloads));
     ids bigint[];
 begin
     ids := weir.store_messages(
-        weir.producing_to(topic, true), payloads, keys, headers, deliver_at, null, priorities, timeouts, idempotency_keys, false);
+        target.into_topic, target.near, payloads, keys, headers, deliver_at, null, priorities, timeouts, idempotency_keys, false);
     return query select abs(i) from unnest(ids) as i;
 end
 $$;

@@ -1,14 +1,15 @@
--- weir.store_messages(topic, payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys, single): stores
+-- weir.store_messages(topic, near, payloads, keys, headers, deliver_at, delays, priorities, timeouts, idempotency_keys, single): stores
 -- messages. All that produces comes here, but weir.produce without options, and clients that COPY.
 --
--- payloads  json[] or bytea[], as weir.producing_to has found to fit the topic
+-- near      the end of the last segment is, as weir.producing_to has found
+-- payloads  json[] or bytea[], as that has found to fit the topic
 -- keys to idempotency_keys  null, or arrays of the same length, with nulls where a message has none
 -- single    errors name the arguments of weir.produce
 --
 -- Returns an id for each payload, in their order: that of a duplicate is the first one's, negated.
 -- Errors: WE003, WE007. Locks: idempotency keys, in the order of the keys; then as an insert.
 create or replace function weir.store_messages(
-    into_topic weir.topic, payloads anyarray, keys text[], headers jsonb[], deliver_at timestamptz[], delays interval[],
+    into_topic weir.topic, near boolean, payloads anyarray, keys text[], headers jsonb[], deliver_at timestamptz[], delays interval[],
     priorities int[], timeouts interval[], idempotency_keys text[], single boolean
 )
 returns bigint[]
@@ -48,18 +49,10 @@ begin
     if idempotency_keys is not null then
         -- Which messages are stored depends on it. Whoever waits here for another transaction's key holds no id yet.
         store := weir.reserve_keys(into_topic, idempotency_keys);
+        near := weir.make_way(into_topic, messages); -- it may have waited for long
     end if;
     if store is null and num_nonnulls(deliver_at, delays, priorities, timeouts) = 0 then
-        statement := format(
-            'with stored as (
-                insert into weir.log_%s (key, headers, payload)
-                select key, headers, payload%s
-                from unnest($1, $2, $3) with ordinality as u (payload, key, headers, position)
-                order by position
-                returning id
-            )
-            select array_agg(id order by id) from stored',
-            into_topic.id, case into_topic.format when 'jsonb' then '::jsonb' end);
+        statement := format('select weir.log_%s_insert($1, $2, $3)', into_topic.id);
     else
         statement := format(
             'with stored as (
@@ -74,7 +67,7 @@ begin
             select array_agg(id order by id) from stored',
             into_topic.id, case into_topic.format when 'jsonb' then '::jsonb' end);
     end if;
-    if not weir.make_way(into_topic, messages) then
+    if not near then
         execute statement into ids using payloads, keys, headers, deliver_at, delays, priorities, timeouts, store;
     else
         -- However much room there was, others can have used it up by now.
@@ -102,9 +95,9 @@ begin
 end
 $$;
 
--- weir.store_one(topic, payload, ...): stores one message that has more than key, headers and payload, as a batch of one.
+-- weir.store_one(topic, near, payload, ...): stores one message that has more than key, headers and payload, as a batch of one.
 create or replace function weir.store_one(
-    into_topic weir.topic, payload anyelement, key text, headers jsonb, deliver_at timestamptz, delay interval, priority int,
+    into_topic weir.topic, near boolean, payload anyelement, key text, headers jsonb, deliver_at timestamptz, delay interval, priority int,
     timeout interval, idempotency_key text
 )
 returns bigint
@@ -113,7 +106,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     return abs((weir.store_messages(
-        into_topic, array[payload], array[key], array[headers], array[deliver_at], array[delay], array[priority],
+        into_topic, near, array[payload], array[key], array[headers], array[deliver_at], array[delay], array[priority],
         array[timeout], case when idempotency_key is not null then array[idempotency_key] end, true
     ))[1]);
 end
