@@ -673,12 +673,20 @@ func (r *run) together(e *execution, places []int) [][]int {
 // settle records the outcome of an execution, message by message.
 func (r *run) settle(ctx context.Context, e *execution, errs []error) {
 	cause := context.Cause(ctx)
+	handled := int64(0)
+	r.mu.Lock()
+	for i, it := range e.items {
+		if errs[i] == nil {
+			handled++
+			r.settled(it)
+		}
+	}
+	r.mu.Unlock()
+	r.k.stats.handled.Add(handled)
 	for i, it := range e.items {
 		err := errs[i]
 		switch {
 		case err == nil:
-			r.k.stats.handled.Add(1)
-			r.settled(it)
 		case errors.Is(cause, ErrStopped):
 			r.mu.Lock()
 			r.dropped(it)
@@ -846,10 +854,8 @@ func (r *run) recordAll(list []*failed) {
 	}
 }
 
-// settled counts a message as done; the last one of a lease has it acknowledged.
+// settled counts a message as done; the last one of a lease has it acknowledged. The caller holds mu.
 func (r *run) settled(it *item) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if it.gone {
 		return
 	}
