@@ -376,7 +376,7 @@ func TestMigrateKeepsGrants(t *testing.T) {
 	var want []string // drawn and count_deliveries are what the view weir.groups calls now
 	for role, names := range map[string]string{
 		producer: "close_batch produce produce_batch produce_many record_batch topic_info version",
-		consumer: "ack ack_messages consumer_gone consumer_here count_deliveries drawn extend_many fail fail_many fetch fetch_many group_named maintain poll release version",
+		consumer: "ack ack_messages claimed consumer_gone consumer_here count_deliveries drawn extend_many fail fail_many fetch fetch_many group_named maintain poll release version",
 		reader:   "count_deliveries drawn drop_topic finished groups head produced_after",
 	} {
 		for name := range strings.FieldsSeq(names) {

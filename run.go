@@ -402,14 +402,6 @@ func (r *run) turn(ctx context.Context, ahead bool) (t turned, err error) {
 	for _, id := range acks {
 		delete(r.held, id)
 	}
-	for _, id := range append(slices.Clone(ranges), deliveries...) {
-		// A server that crashed and lost a claim, which is not committed durably, gives its number out again. What is held
-		// by that number from before is another's: to acknowledge it now would acknowledge this one, unhandled.
-		if before := r.held[id]; before != nil {
-			r.lose(before)
-		}
-		r.acks = slices.DeleteFunc(r.acks, func(ack int64) bool { return ack == id })
-	}
 	for _, id := range ranges {
 		r.held[id] = &lease{id: id, deadline: began.Add(r.k.o.Lease)}
 	}

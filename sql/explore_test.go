@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weirhq/weir/internal/history"
+	"github.com/weirhq/weir/sql/testdata"
 )
 
 // program is a few short sessions, each a list of steps. The steps of one session run in their order; those of different
@@ -351,7 +352,11 @@ func (p program) counts() []int {
 }
 
 // eager makes the proof by lock the next thing after a poll that finds a pair.
-var eager = bug{name: "eager", edits: []edit{{"views/fence_rows.sql", "clock_timestamp() - f.observed_at > interval '100 ms' as overdue", "true as overdue"}}}
+var eager = bug{Name: "eager", Edits: []testdata.Edit{{
+	File: "views/fence_rows.sql",
+	Old:  "clock_timestamp() - f.observed_at > interval '100 ms' as overdue",
+	New:  "true as overdue",
+}}}
 
 // explore runs every schedule of a program, or those that choose gives, until one violates. It returns how many were run.
 func (l *lab) explore(p program, changes []bug, each func(counts []int, f func([]int) bool) bool) (n int, err error) {
@@ -376,8 +381,8 @@ func (l *lab) explore(p program, changes []bug, each func(counts []int, f func([
 func applyAll(b *bench, changes []bug) {
 	var all bug
 	for _, g := range changes {
-		all.name += g.name + " "
-		all.edits = append(all.edits, g.edits...)
+		all.Name += g.Name + " "
+		all.Edits = append(all.Edits, g.Edits...)
 	}
 	all.apply(b)
 }
@@ -458,7 +463,7 @@ func TestExploreFinds(t *testing.T) {
 	l := newLab(t)
 	bugs := map[string]bug{}
 	for _, g := range readBugs(t) {
-		bugs[g.name] = g
+		bugs[g.Name] = g
 	}
 	for _, c := range []struct {
 		bug     string

@@ -36,6 +36,7 @@ var scenarios = map[string]func(b *bench, m mode){
 	"UnrelatedOpen":     unrelatedOpen,
 	"FenceNotWaitedFor": fenceNotWaitedFor,
 	"SettledKept":       settledKept,
+	"PairReplaced":      pairReplaced,
 	"ForeignPair":       foreignPair,
 	"Burned":            burned,
 	"Gap":               gap,
@@ -82,11 +83,11 @@ func TestBugs(t *testing.T) {
 	}
 	found := 0
 	for _, g := range bugs {
-		t.Run(g.name, func(t *testing.T) {
-			if len(g.detectors) == 0 {
+		t.Run(g.Name, func(t *testing.T) {
+			if len(g.FoundBy) == 0 {
 				t.Fatal("no scenario is named that finds it")
 			}
-			for _, d := range g.detectors {
+			for _, d := range g.FoundBy {
 				scenario := scenarios[d]
 				if scenario == nil {
 					t.Fatalf("there is no scenario %s", d)
@@ -120,7 +121,7 @@ func TestBugsAreListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, g := range readBugs(t) {
-		row := "| `" + g.name + "` | " + g.why + " | `TestFence/" + strings.Join(g.detectors, "`, `TestFence/") + "` |"
+		row := "| `" + g.Name + "` | " + g.Why + " | `TestFence/" + strings.Join(g.FoundBy, "`, `TestFence/") + "` |"
 		if !strings.Contains(string(page), row+"\n") {
 			t.Errorf("docs/guarantees.md lacks the row\n%s", row)
 		}
@@ -538,6 +539,54 @@ func settledKept(b *bench, m mode) {
 	}
 	b.drain(m)
 	look()
+}
+
+// pairReplaced: P finds a proven pair, and is held up before it locks the row. Meanwhile another puts a new pair there, which waits for its
+// proof. P must not write over that: others see it proven while P's transaction is open, and would see it gone after.
+func pairReplaced(b *bench, m mode) {
+	admin, p := b.session("admin"), b.session("p")
+	// The condition is judged before the row is locked: the only place within that statement where one can be made to wait.
+	const condition = "(r.pending is null or r.pending <= proven)"
+	text := value[string](admin, "select pg_get_functiondef('weir.settle'::regproc)")
+	if strings.Count(text, condition) != 1 {
+		b.failf("weir.settle has not once %s", condition)
+	}
+	admin.do(`create function public.held_up() returns boolean language plpgsql as $$
+		begin
+			if current_setting('lab.held_up', true) = 'on' then
+				perform pg_advisory_xact_lock(4711);
+			end if;
+			return true;
+		end $$`)
+	admin.do(strings.Replace(text, condition, condition+" and public.held_up()", 1))
+
+	b.session("q").produce()
+	b.session("c").take(m)
+	b.session("c").poll(m, 0)
+	p.do("begin")
+	p.produce()
+	last := b.session("q").produce()
+	admin.do("begin")
+	admin.do("select pg_advisory_xact_lock(4711)")
+	late := b.session("late")
+	late.do("set lab.held_up = 'on'")
+	late.do("begin")
+	polled := late.beginFunc("poll", func() error { _, err := late.tryPoll(m, 0); return err })
+	polled.mustBlock()
+	b.session("c").poll(m, 0) // puts (last, its xid) into the row
+	other := b.session("other")
+	other.do("begin")
+	other.produce() // keeps what has a later xid from its proof
+	admin.do("commit")
+	polled.end()
+	p.do("commit")
+	b.until("the new pair is proven", func() bool { return b.settled() >= last })
+	late.do("commit")
+	if now := b.settled(); now < last {
+		b.failf("fall: the settled head went from %d to %d", last, now)
+	}
+	other.do("commit")
+	b.drain(m)
 }
 
 // foreignPair: a pair of another cluster, whose xids mean nothing here, is neither believed nor waited for.

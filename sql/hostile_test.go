@@ -617,6 +617,7 @@ func TestCrash(t *testing.T) {
 				}
 				// Messages are told apart by their payloads: an id that was lost is issued again.
 				stored, handled := map[string]bool{}, map[string]int{}
+				numbers := map[int64]bool{} // of leases, also of those that a crash has lost
 				n := 0
 				produce := func(s *session, lost bool) {
 					n++
@@ -631,6 +632,10 @@ func TestCrash(t *testing.T) {
 						if l.ID == nil {
 							continue
 						}
+						if numbers[*l.ID] {
+							b.failf("lease number %d was given out again", *l.ID)
+						}
+						numbers[*l.ID] = true
 						rows, err := c.conn.Query(ctx, "select payload::text from weir.fetch($1)", *l.ID)
 						if err != nil {
 							b.failf("fetch: %w", err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,7 +13,7 @@ import (
 
 	"github.com/weirhq/weir"
 	"github.com/weirhq/weir/internal/pgtest"
-	"github.com/weirhq/weir/sql"
+	"github.com/weirhq/weir/sql/testdata"
 )
 
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
@@ -361,76 +360,30 @@ func (b *bench) settled() int64 {
 }
 
 // bug is a breakage of the SQL, kept as data in testdata/bugs.txt.
-type bug struct {
-	name, why string
-	detectors []string
-	edits     []edit
-}
+type bug testdata.Bug
 
-type edit struct{ file, old, new string }
-
-// readBugs reads the catalogue. Its form stands at the head of the file.
-func readBugs(t testing.TB) []bug {
+// readBugs reads the catalogue.
+func readBugs(t testing.TB) (bugs []bug) {
 	t.Helper()
-	text, err := os.ReadFile("testdata/bugs.txt")
+	list, err := testdata.Bugs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var bugs []bug
-	var e *edit
-	var into *string
-	flush := func() {
-		if e != nil {
-			e.old, e.new = strings.Trim(e.old, "\n"), strings.Trim(e.new, "\n")
-			b := &bugs[len(bugs)-1]
-			b.edits = append(b.edits, *e)
-			e, into = nil, nil
-		}
+	for _, b := range list {
+		bugs = append(bugs, bug(b))
 	}
-	for i, line := range strings.Split(string(text), "\n") {
-		word, rest, _ := strings.Cut(line, " ")
-		switch {
-		case strings.HasPrefix(line, "#"):
-		case word == "==":
-			flush()
-			bugs = append(bugs, bug{name: rest})
-		case word == "why:":
-			bugs[len(bugs)-1].why = rest
-		case word == "found-by:":
-			bugs[len(bugs)-1].detectors = strings.Fields(rest)
-		case word == "file:":
-			flush()
-			e = &edit{file: rest}
-			into = &e.old
-		case line == "->" && e != nil:
-			into = &e.new
-		case into != nil:
-			*into += line + "\n"
-		case strings.TrimSpace(line) != "":
-			t.Fatalf("testdata/bugs.txt:%d: cannot read %q", i+1, line)
-		}
-	}
-	flush()
 	return bugs
 }
 
 // apply puts the bug into a database.
 func (g bug) apply(b *bench) {
-	ctx := context.Background()
-	texts := map[string]string{}
-	for _, e := range g.edits {
-		text, ok := texts[e.file]
-		if !ok {
-			text = sql.Text(sql.DefaultSchema, e.file)
-		}
-		if n := strings.Count(text, e.old); n != 1 {
-			b.lab.t.Fatalf("bug %q: %s has this text %d times, it must have it once:\n%s", g.name, e.file, n, e.old)
-		}
-		texts[e.file] = strings.Replace(text, e.old, e.new, 1)
+	texts, err := testdata.Bug(g).Texts()
+	if err != nil {
+		b.lab.t.Fatal(err)
 	}
 	for file, text := range texts {
-		if _, err := b.watch.PgConn().Exec(ctx, text).ReadAll(); err != nil {
-			b.lab.t.Fatalf("bug %q: %s: %v", g.name, file, err)
+		if _, err := b.watch.PgConn().Exec(context.Background(), text).ReadAll(); err != nil {
+			b.lab.t.Fatalf("bug %q: %s: %v", g.Name, file, err)
 		}
 	}
 }

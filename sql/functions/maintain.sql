@@ -245,10 +245,11 @@ begin
         continue when kept * case when hot = 'delivery' then 1000 else 100 end * 4 > pages * 8192;
         foreach anew in array array(select distinct x from unnest(array[hot, 'cursor']) as x order by x desc) loop
             execute format('lock table weir.%I in access exclusive mode', anew);
-            execute format('create temporary table squeezed on commit drop as select * from weir.%I', anew);
+            -- No temporary table: that takes a privilege of the database, and its name would be the caller's to take first.
+            execute format('create unlogged table weir.squeezed as select * from weir.%I', anew);
             execute format('truncate weir.%I', anew);
-            execute format('insert into weir.%I select * from pg_temp.squeezed', anew);
-            drop table pg_temp.squeezed;
+            execute format('insert into weir.%I select * from weir.squeezed', anew);
+            drop table weir.squeezed;
         end loop;
         return format('squeezed: %s, %s pages', hot, pages);
     end loop;

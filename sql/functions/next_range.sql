@@ -105,19 +105,23 @@ $$;
 -- weir.filter_sql(of_group): the condition that a group's filter puts on a query of its log, of $5 (key_prefix) and $6
 -- (header_match). Empty where it has none.
 create or replace function weir.filter_sql(of_group weir.consumer_group) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select case when (of_group).key_prefix is not null then ' and starts_with(key, $5)' else '' end
-        || case when (of_group).header_match is not null then ' and headers @> $6' else '' end
+begin
+    return case when of_group.key_prefix is not null then ' and starts_with(key, $5)' else '' end
+        || case when of_group.header_match is not null then ' and headers @> $6' else '' end;
+end
 $$;
 
 -- weir.size_sql(format): the expression for the bytes that the column payload has in a log of that format. That of json and bytea is
 -- known without decompressing them, that of jsonb is what it takes on disk.
 create or replace function weir.size_sql(format text) returns text
-language sql immutable
+language plpgsql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-    select case format when 'jsonb' then 'pg_column_size(payload)' when 'bytes' then 'octet_length(payload)'
-        else 'octet_length(payload::text)' end
+begin
+    return case format when 'jsonb' then 'pg_column_size(payload)' when 'bytes' then 'octet_length(payload)'
+        else 'octet_length(payload::text)' end;
+end
 $$;

@@ -27,7 +27,7 @@
 -- weir.claimed.
 --
 -- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
--- Locks, in this order: a row of weir.fence (never waits), the leases acknowledged, one expired lease (skips those that others have).
+-- Locks, in this order: a row of weir.fence (never waits), after a crash the advisory lock of lease numbers, the leases acknowledged, one expired lease (skips those that others have).
 -- Then, in a stream group, deliveries (skips), and the group's cursor (waits); in an ordered group rows of weir.shard (skips), and
 -- the cursor where nobody has it; in a queue group the cursor where nobody has it, and then deliveries (skips). All are held until the
 -- transaction ends.
@@ -71,14 +71,15 @@ begin
     if consumer is null or consumer = '' then
         perform weir.check_name('consumer', consumer);
     end if;
-    if current_setting('weir.claimed', true) <> '' then
-        perform set_config('weir.claimed', '', false);
+    if current_setting('weir_session.claimed', true) <> '' then
+        perform set_config('weir_session.claimed', '', false);
     end if;
 
     select
         t.id as topic_id, t.format, t.sequence, g.id as group_id, g.mode, g.paused_at is not null as paused, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
+        not exists (select from weir.since_crash) as crashed,
         pg_current_xact_id_if_assigned() is null as no_xid,
         (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
         least(
@@ -183,6 +184,9 @@ begin
         perform weir.extend_log(w.topic_id, drawn, false);
     end if;
 
+    if w.crashed then
+        perform weir.skip_leases();
+    end if;
     if acks is not null then
         return query select l.state, l.lease_id, l.low, l.high, l.attempt from weir.ack_lost(acks, consumer) as l;
     end if;
@@ -196,7 +200,7 @@ begin
     if expired and max_messages > 0 then
         select l.* into taken from weir.take_over(on_group, consumer, lease) as l;
         if taken.id is not null then
-            perform set_config('weir.claimed', taken.id::text, false);
+            perform set_config('weir_session.claimed', taken.id::text, false);
             return query select 'takeover', taken.id, taken.low, taken.high, taken.attempt;
             return;
         end if;
@@ -238,7 +242,7 @@ begin
             from weir.claim_range(on_group, w.format, settled, consumer, max_messages, lease, max_bytes) as c;
             if taken.lease_id is not null then
                 if not retried then
-                    perform set_config('weir.claimed', taken.lease_id::text, false);
+                    perform set_config('weir_session.claimed', taken.lease_id::text, false);
                 end if;
                 return query select 'fresh', taken.lease_id, taken.low, taken.high, 1;
                 return;
@@ -265,10 +269,15 @@ $$;
 -- weir.ack_lost(lease_ids, consumer): acknowledges leases; returns those that were lost, as rows of weir.poll.
 create or replace function weir.ack_lost(lease_ids bigint[], consumer text)
 returns table (state text, lease_id bigint, low bigint, high bigint, attempt int)
-language sql volatile security definer
+language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select 'lost', a.id, null::bigint, null::bigint, null::int
-    from unnest(lease_ids) as a (id)
-    where a.id not in (select k.id from weir.ack_many(lease_ids, consumer) as k (id))
+declare
+    acked bigint[] := array(select k.id from weir.ack_many(lease_ids, consumer) as k (id));
+begin
+    if cardinality(acked) < cardinality(lease_ids) then
+        return query
+        select 'lost', a.id, null::bigint, null::bigint, null::int from unnest(lease_ids) as a (id) where a.id <> all (acked);
+    end if;
+end
 $$;

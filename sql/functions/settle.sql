@@ -59,32 +59,39 @@ begin
     end if;
 
     select max(r.bound) into proven from weir.fence_rows as r where r.topic_id = settle.topic_id;
-    select f.slot
-    into chosen
-    from weir.fence as f
-    join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
-    where f.topic_id = settle.topic_id
-      and (r.pending is null or r.pending <= proven)
-    order by f.slot
-    limit 1
-    for update of f skip locked;
+    loop
+        select f.slot
+        into chosen
+        from weir.fence as f
+        join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
+        where f.topic_id = settle.topic_id
+          and (r.pending is null or r.pending <= proven)
+        order by f.slot
+        limit 1
+        for update of f skip locked;
 
-    if chosen is null then
-        insert into weir.fence (topic_id, slot, settled, head)
-        values (settle.topic_id, (random() * 2147483646)::int + 1, coalesce(proven, 0), 0)
-        returning slot into chosen;
-    end if;
+        if chosen is null then
+            insert into weir.fence (topic_id, slot, settled, head)
+            values (settle.topic_id, (random() * 2147483646)::int + 1, coalesce(proven, 0), 0)
+            returning slot into chosen;
+        end if;
 
-    update weir.fence as f
-    set settled = r.bound,
-        head = settle.head,
-        xid = case when settle.own_xid then pg_current_xact_id() end,
-        holders = seen,
-        boot = case when seen is not null then pg_postmaster_start_time() + hashtext(current_database()) * interval '1 us' end,
-        observed_at = clock_timestamp()
-    from weir.fence_rows as r
-    where f.topic_id = settle.topic_id and f.slot = chosen
-      and r.topic_id = f.topic_id and r.slot = f.slot;
+        -- The statement above judges the row by its snapshot, and locks it as it is now. P sees a proven pair in it. Q puts a new one in
+        -- its place and commits. P locks the row, and would write over Q's pair, which others may see proven before P commits: the
+        -- settled head falls. This statement is later and sees Q's pair; then P chooses anew.
+        update weir.fence as f
+        set settled = r.bound,
+            head = settle.head,
+            xid = case when settle.own_xid then pg_current_xact_id() end,
+            holders = seen,
+            boot = case when seen is not null then pg_postmaster_start_time() + hashtext(current_database()) * interval '1 us' end,
+            observed_at = clock_timestamp()
+        from weir.fence_rows as r
+        where f.topic_id = settle.topic_id and f.slot = chosen
+          and r.topic_id = f.topic_id and r.slot = f.slot
+          and coalesce(r.pending <= proven, true);
+        exit when found;
+    end loop;
 
     if not settle.own_xid and not settle.look then
         -- A block with a handler is a subtransaction. Its xid is drawn at its first write, after the head was read: above
