@@ -28,6 +28,11 @@ func (c *Client) Check(ctx context.Context) ([]CheckResult, error) {
 	}
 	var results []CheckResult
 	err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		// The queries run with the owner's rights. An operator of somebody else's in schema public that fits better than the one of
+		// pg_catalog would, too.
+		if _, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp"); err != nil {
+			return err
+		}
 		for _, file := range sql.List("check") {
 			r := CheckResult{Name: strings.TrimSuffix(path.Base(file), ".sql"), Holds: sql.Purpose(file), Violations: []string{}}
 			rows, err := tx.Query(ctx, sql.Text(c.schema, file))

@@ -25,7 +25,13 @@ type installedSchema struct {
 
 func (c *Client) installed(ctx context.Context, q querier) (installedSchema, error) {
 	var s installedSchema
-	rows, err := q.Query(ctx, c.text("version"))
+	var args []any
+	if c.pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		// Where nothing is installed the server refuses to prepare this. PgBouncer takes the name for taken all the same, and cuts the
+		// connection when it is prepared again, after the install.
+		args = []any{pgx.QueryExecModeExec}
+	}
+	rows, err := q.Query(ctx, c.text("version"), args...)
 	if err == nil {
 		s, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (s installedSchema, err error) {
 			return s, row.Scan(&s.version, &s.compatible, &s.functions)
