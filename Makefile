@@ -6,10 +6,11 @@ ERRCHECK    = go run github.com/kisielk/errcheck@v1.30.0 -ignoretests
 
 # Of "go test": make test TESTFLAGS='-run TestFence -v'
 TESTFLAGS ?=
+MATRIXFLAGS ?=
 # Of make bench: a workload, and its flags.
 WORKLOAD ?= short
 
-.PHONY: help demo test race lint fmt bench bench-full model check install
+.PHONY: help demo test race lint fmt bench bench-full matrix model check install
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +47,11 @@ bench: ## print the targets with measured figures: make bench WORKLOAD='single -
 bench-full: ## run all benchmarks, keep their results and write docs/benchmarks.md
 	@.ci/run need
 	cd bench && go run . full --json results; go run . page
+
+# Of make matrix: MATRIXFLAGS=-update writes what it found into internal/matrix/result.json and docs/operations.md.
+matrix: ## run a suite on PostgreSQL 14 to 18, directly and through PgBouncer, in every query mode
+	@.ci/run need
+	cd internal/matrix && go test -run TestMatrix -count=1 -timeout 90m -full $(MATRIXFLAGS)
 
 model: ## check the model of the fence, and that each broken variant of it fails
 	docs/model/run.sh

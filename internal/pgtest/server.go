@@ -181,6 +181,9 @@ func (s *Server) start(ctx context.Context) (err error) {
 	if s.user, err = serverAccount(); err != nil {
 		return err
 	}
+	if err := s.user.reachable(s.bin.Dir); err != nil {
+		return err
+	}
 	sweepOnce.Do(sweep)
 
 	fresh := true
