@@ -1,0 +1,2 @@
+-- Removes what create.sql has made.
+drop schema if exists weir_torture cascade;

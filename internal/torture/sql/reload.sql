@@ -1,0 +1,2 @@
+-- Has the server read its settings anew.
+select pg_reload_conf()

@@ -1,0 +1,2 @@
+-- Ends a session.
+select pg_terminate_backend($1)

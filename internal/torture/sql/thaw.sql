@@ -1,0 +1,2 @@
+-- Undoes freeze.sql.
+alter system reset synchronous_standby_names
