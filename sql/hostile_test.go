@@ -1280,7 +1280,7 @@ func concurrently(b *bench, m mode) {
 	drained := func(s *session) (bool, error) {
 		var done bool
 		err := persist(s, func() error {
-			return s.conn.QueryRow(context.Background(), "select claimed >= (select max(id) from weir.log_1) from weir.cursor").Scan(&done)
+			return s.conn.QueryRow(context.Background(), "select claimed >= coalesce((select max(id) from weir.log_1), 0) from weir.cursor").Scan(&done)
 		})
 		return done && left.Load() == 0, err
 	}

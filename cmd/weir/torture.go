@@ -25,21 +25,23 @@ func tortureCommand(g *global) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "torture",
 		Short: "Break everything around Weir while it works, and judge what became of each message",
-		Long: `Producers and consumers of every mode, with plain and with effectively-once handlers, work in processes of their own while
-faults are made. Each produce writes to a ledger in the same transaction, so that it is known afterwards what was committed.
-When the time is over the faults are taken back, the groups get time to handle everything, and every message is judged: lost,
-phantom, handled again after its acknowledgement, out of the order of its key, an id with two contents, an acknowledgement
-that came too late, a settled head that fell, effects that are not exactly one, a lag that does not come to 0.
+		Long: `Producers and consumers of every mode, with plain and with effectively-once handlers, work in processes of their own
+while faults are made. Each produce writes to a ledger in the same transaction, so that it is known afterwards what
+was committed. When the time is over the faults are taken back, the groups get time to handle everything, and every
+message is judged: lost, phantom, handled again after its acknowledgement, out of the order of its key, an id with two
+contents, an acknowledgement that came too late, a settled head that fell, effects that are not exactly one, a lag
+that does not come to 0.
 
-Without --dsn and WEIR_DSN it runs on a private PostgreSQL server, of the PostgreSQL installed on this machine, which is gone
-afterwards; only there the server itself is killed. A database of yours must have Weir in it ("weir migrate"), no topics but
-those of a torture, and no other sessions; --yes does without. What it makes there, topics weir_torture_... and a schema
-weir_torture, is dropped at the end.
+Without --dsn and WEIR_DSN it runs on a private PostgreSQL server, of the PostgreSQL installed on this machine, which
+is gone afterwards; only there the server itself is killed. A database of yours must have Weir in it ("weir migrate"),
+no topics but those of a torture, and no other sessions; --yes does without. What it makes there, topics
+weir_torture_... and a schema weir_torture, is dropped at the end.
 
-The seed decides on the faults, their victims and lengths, and on what transactions are like. How processes and the server
-come in each other's way is not for it to decide.
+The seed decides on the faults, their victims and lengths, and on what transactions are like. How processes and the
+server come in each other's way is not for it to decide.
 
---break seeds one of the bugs that a run of 20 s finds: ` + strings.Join(torture.BugNames(), ", ") + `.
+--break seeds one of the bugs that a run of 20 s finds:
+  ` + strings.Join(torture.BugNames(), "\n  ") + `
 The whole catalogue is sql/testdata/bugs.txt, and the test TestBugs finds all of it.
 
 The faults:

@@ -79,7 +79,6 @@ begin
         t.id as topic_id, t.format, t.sequence, g.id as group_id, g.mode, g.paused_at is not null as paused, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
-        not exists (select from weir.since_crash) as crashed,
         pg_current_xact_id_if_assigned() is null as no_xid,
         (select l.expires_at from weir.lease as l where l.group_id = g.id order by l.expires_at limit 1) as next_expiry,
         least(
@@ -184,7 +183,7 @@ begin
         perform weir.extend_log(w.topic_id, drawn, false);
     end if;
 
-    if w.crashed then
+    if not exists (select from weir.since_crash) then
         perform weir.skip_leases();
     end if;
     if acks is not null then
