@@ -45,6 +45,9 @@ type TopicOptions struct {
 	Compact bool
 	// TombstoneTTL is how long a tombstone is kept. Default 1 day.
 	TombstoneTTL time.Duration
+	// Restricted asks for a right on the topic's log besides EXECUTE: INSERT on its column payload to produce, SELECT on it to consume
+	// or read. Default false: EXECUTE is enough.
+	Restricted bool
 }
 
 // TopicChange is what AlterTopic changes. What is nil stays as it is.
@@ -54,7 +57,7 @@ type TopicChange struct {
 	// RetentionAge and RetentionBytes are as in TopicOptions; 0 for none.
 	RetentionAge                 *time.Duration
 	RetentionBytes               *int64
-	DropUnread                   *bool
+	DropUnread, Restricted       *bool
 	IdempotencyTTL, TombstoneTTL *time.Duration
 }
 
@@ -88,6 +91,7 @@ type Topic struct {
 	RetentionBytes int64         `json:"retention_bytes,omitempty"`
 	DropUnread     bool          `json:"drop_unread,omitempty"`
 	Compact        bool          `json:"compact,omitempty"`
+	Restricted     bool          `json:"restricted,omitempty"`
 }
 
 // CreateTopic creates a topic. One of that name that exists with the same format is left as it is, so that any number of
@@ -131,6 +135,9 @@ func (c *Client) CreateTopic(ctx context.Context, name string, o *TopicOptions) 
 		if o.Compact {
 			options["compact"] = true
 		}
+		if o.Restricted {
+			options["restricted"] = true
+		}
 	}
 	text, err := json.Marshal(options)
 	if err != nil {
@@ -165,6 +172,9 @@ func (c *Client) AlterTopic(ctx context.Context, name string, change TopicChange
 	}
 	if change.DropUnread != nil {
 		options["drop_unread"] = *change.DropUnread
+	}
+	if change.Restricted != nil {
+		options["restricted"] = *change.Restricted
 	}
 	text, err := json.Marshal(options)
 	if err != nil {
@@ -250,7 +260,7 @@ func (c *Client) topicList(ctx context.Context, name any) (list []Topic, err err
 			age float64
 		)
 		err := rows.Scan(&t.Name, &t.Format, &t.Log, &t.Head, &t.Settled, &t.SegmentSize, &t.Segments, &t.Groups, &t.CreatedAt,
-			&t.Messages, &t.Bytes, &t.OldestAt, &age, &t.RetentionBytes, &t.DropUnread, &t.Compact)
+			&t.Messages, &t.Bytes, &t.OldestAt, &age, &t.RetentionBytes, &t.DropUnread, &t.Compact, &t.Restricted)
 		t.RetentionAge = time.Duration(age * float64(time.Second))
 		list = append(list, t)
 		return err

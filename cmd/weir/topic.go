@@ -30,6 +30,7 @@ type topicFlags struct {
 	retentionAge   lengthFlag
 	retentionBytes sizeFlag
 	dropUnread     bool
+	restricted     bool
 	idempotencyTTL lengthFlag
 	tombstoneTTL   lengthFlag
 }
@@ -47,6 +48,7 @@ func (f *topicFlags) addFlags(cmd *cobra.Command, defaults bool) {
 	flags.Var(&f.retentionAge, "retention-age", by("how long messages are kept at least", "for ever"))
 	flags.Var(&f.retentionBytes, "retention-bytes", by("how many bytes of messages are kept at least, indexes included", "without limit"))
 	flags.BoolVar(&f.dropUnread, "drop-unread", false, "retention also removes what a group has yet to finish")
+	flags.BoolVar(&f.restricted, "restricted", false, "who produces or reads needs a right on the log, too")
 	flags.Var(&f.idempotencyTTL, "idempotency-ttl", by("how long an idempotency key is remembered, 1s to 365d", "1d"))
 	flags.Var(&f.tombstoneTTL, "tombstone-ttl", by("of a compacted topic: how long a tombstone is kept", "1d"))
 }
@@ -99,6 +101,9 @@ Messages are kept for ever, unless --retention-age or --retention-bytes says oth
 removed by whole segments, when all groups have finished it (--drop-unread: then too when they have not). With --compact
 only the latest message of each key is kept; every message then needs a key, and this cannot be changed later.
 
+With --restricted a role needs INSERT (payload) on the topic's log to produce, and SELECT (payload) to consume or read it,
+besides EXECUTE on the functions.
+
 ` + optionsHelp,
 		Example: `  weir topic create events --retention-age 7d --retention-bytes 10G
   weir topic create images --format bytes
@@ -120,6 +125,7 @@ only the latest message of each key is kept; every message then needs a key, and
 				o.Format = "" // an existing topic may have another one
 			}
 			o.SegmentSize, o.RetentionAge, o.RetentionBytes = f.segmentSize, time.Duration(f.retentionAge), int64(f.retentionBytes)
+			o.Restricted = f.restricted
 			o.DropUnread, o.IdempotencyTTL, o.TombstoneTTL = f.dropUnread, time.Duration(f.idempotencyTTL), time.Duration(f.tombstoneTTL)
 			client, err := g.open(cmd.Context())
 			if err != nil {
@@ -264,6 +270,9 @@ again. --segment-size counts for segments that are made from then on, the TTLs f
 			}
 			if given("drop-unread") {
 				change.DropUnread = &f.dropUnread
+			}
+			if given("restricted") {
+				change.Restricted = &f.restricted
 			}
 			if given("idempotency-ttl") {
 				change.IdempotencyTTL = (*time.Duration)(&f.idempotencyTTL)

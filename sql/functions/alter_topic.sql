@@ -1,5 +1,5 @@
 -- weir.alter_topic(topic, options): changes options of a topic: segment_size, retention_age, retention_bytes (null for none), drop_unread,
--- idempotency_ttl, tombstone_ttl, as weir.create_topic has them. Those that are not given stay.
+-- idempotency_ttl, tombstone_ttl, restricted, as weir.create_topic has them. Those that are not given stay.
 --
 -- Errors: WE001, WE003, WE006. Locks: the topic's row.
 create or replace function weir.alter_topic(topic text, options jsonb) returns void
@@ -12,13 +12,14 @@ declare
 begin
     perform weir.check_primary();
     perform weir.check_options(options, array[
-        'segment_size', 'retention_age', 'retention_bytes', 'drop_unread', 'idempotency_ttl', 'tombstone_ttl'
+        'segment_size', 'retention_age', 'retention_bytes', 'drop_unread', 'idempotency_ttl', 'tombstone_ttl', 'restricted'
     ]);
     select t.* into was from weir.topic as t where t.id = was.id for no key update;
     wanted := weir.topic_options(was, options);
     update weir.topic as t
     set segment_size = wanted.segment_size, retention_age = wanted.retention_age, retention_bytes = wanted.retention_bytes,
-        drop_unread = wanted.drop_unread, idempotency_ttl = wanted.idempotency_ttl, tombstone_ttl = wanted.tombstone_ttl
+        drop_unread = wanted.drop_unread, idempotency_ttl = wanted.idempotency_ttl, tombstone_ttl = wanted.tombstone_ttl,
+        restricted = wanted.restricted
     where t.id = was.id;
 end
 $$;
@@ -49,7 +50,7 @@ begin
     perform weir.check_interval('option idempotency_ttl', base.idempotency_ttl, '1 s', '365 days');
     base.tombstone_ttl := weir.option_interval(options, 'tombstone_ttl', base.tombstone_ttl);
     perform weir.check_interval('option tombstone_ttl', base.tombstone_ttl, '0 s', '100 years');
-    foreach flag in array array['drop_unread', 'compact'] loop
+    foreach flag in array array['drop_unread', 'compact', 'restricted'] loop
         if options ? flag and jsonb_typeof(options -> flag) not in ('boolean', 'null') then
             raise exception 'option % is %, it must be true or false', flag, options -> flag
                 using errcode = 'WE003', hint = format('Leave %s out for false.', flag);
@@ -57,6 +58,7 @@ begin
     end loop;
     base.drop_unread := coalesce((options ->> 'drop_unread')::boolean, base.drop_unread);
     base.compact := coalesce((options ->> 'compact')::boolean, base.compact);
+    base.restricted := coalesce((options ->> 'restricted')::boolean, base.restricted);
     return base;
 end
 $$;

@@ -127,6 +127,7 @@ declare
     part record;
     found_id bigint;
 begin
+    perform weir.check_right(of_topic, 'SELECT');
     if not of_topic.compact then
         raise exception 'topic % is not compacted', quote_literal(of_topic.name)
             using errcode = 'WE003', hint = 'Only a topic that was created with the option compact has an index on its keys.';

@@ -10,6 +10,8 @@
 --          compact          only the latest message of each key is kept; each message has a key, and one whose payload is null
 --                           is a tombstone: its key is gone. Cannot be changed later, default false
 --          tombstone_ttl    how long a tombstone is kept, default 1 day
+--          restricted       who produces needs INSERT on the log's column payload besides EXECUTE, who claims or reads needs SELECT on it,
+--                           default false
 --
 -- A topic of that name that exists with the same format is left as it is, so any number of processes may call this at
 -- once. Errors: WE003 (a bad name or option), WE004 (it exists with another format), WE006 (a standby).
@@ -26,7 +28,8 @@ begin
     perform weir.check_primary();
     perform weir.check_name('topic', topic);
     perform weir.check_options(options, array[
-        'format', 'segment_size', 'idempotency_ttl', 'retention_age', 'retention_bytes', 'drop_unread', 'compact', 'tombstone_ttl'
+        'format', 'segment_size', 'idempotency_ttl', 'retention_age', 'retention_bytes', 'drop_unread', 'compact', 'tombstone_ttl',
+        'restricted'
     ]);
     wanted.format := coalesce(options ->> 'format', 'json');
     if wanted.format not in ('json', 'jsonb', 'bytes') then
@@ -38,6 +41,7 @@ begin
     wanted.tombstone_ttl := '1 day';
     wanted.drop_unread := false;
     wanted.compact := false;
+    wanted.restricted := false;
     wanted := weir.topic_options(wanted, options);
 
     -- Before the advisory lock, so that the common case takes none.
@@ -61,12 +65,14 @@ begin
     new_id := nextval(pg_get_serial_sequence('weir.topic', 'id'));
     execute format('create sequence weir.log_%s_id as bigint increment 1 minvalue 1 start 1 cache 1 no cycle', new_id);
     insert into weir.topic (
-        id, name, format, sequence, segment_size, idempotency_ttl, retention_age, retention_bytes, drop_unread, compact, tombstone_ttl
+        id, name, format, sequence, segment_size, idempotency_ttl, retention_age, retention_bytes, drop_unread, compact, tombstone_ttl,
+        restricted
     )
     overriding system value
     values (
         new_id, topic, wanted.format, format('weir.log_%s_id', new_id)::regclass, wanted.segment_size, wanted.idempotency_ttl,
-        wanted.retention_age, wanted.retention_bytes, wanted.drop_unread, wanted.compact, wanted.tombstone_ttl
+        wanted.retention_age, wanted.retention_bytes, wanted.drop_unread, wanted.compact, wanted.tombstone_ttl,
+        wanted.restricted
     );
     -- The id default is the producer's half of the fence: the xid is taken before the id is drawn, whatever client writes
     -- the row and however. Taken after it (nextval alone takes none), a producer could own an id below a head that was

@@ -2,7 +2,7 @@
 --
 -- headers and key are null where the message has none; payload is null on a bytes topic, data on the others.
 -- attempt counts this one; timeout is the longest that a handler may take for it, null where the producer gave none.
--- Errors: WE010 (the lease is not held any more).
+-- Errors: WE010 (the lease is not held any more), 42501 (the topic is restricted).
 --
 -- VOLATILE, so that its statements have snapshots of their own: as a stable function inside the query that also calls
 -- weir.claim() it would read with that query's snapshot, which is older than the one the range was proven for, and miss
@@ -25,12 +25,13 @@ declare
     held record;
     retries text;
 begin
-    select l.low, l.high, l.attempt, l.done, l.ids, l.retries, g as of_group, t.format into held
+    select l.low, l.high, l.attempt, l.done, l.ids, l.retries, g as of_group, t.format, t as of_topic into held
     from weir.lease as l
     join weir.consumer_group as g on g.id = l.group_id
     join weir.topic as t on t.id = g.topic_id
     where l.id = wanted;
     if held.attempt is null then
+        perform weir.check_reader(array[wanted]);
         return query
         select d.message_id, d.key, d.headers, d.payload, d.data, d.produced_at, d.attempt, d.timeout
         from weir.delivery as d
@@ -41,6 +42,9 @@ begin
                       hint = 'It expired and was taken over, or the group was moved. Claim again; make the lease longer or extend it.';
         end if;
         return;
+    end if;
+    if (held.of_topic).restricted then
+        perform weir.check_right(held.of_topic, 'SELECT');
     end if;
     if held.retries is not null then
         retries :=

@@ -15,6 +15,7 @@ as $$
 declare
     one bigint;
 begin
+    perform weir.check_reader(lease_ids);
     return query
     select d.lease_id, d.message_id, d.key, d.headers, d.payload, d.data, d.produced_at, d.attempt, d.timeout
     from weir.delivery as d

@@ -26,7 +26,7 @@
 -- When there is nothing to do it is one read-only statement and assigns no xid. A single range that it has claimed is known to
 -- weir.claimed.
 --
--- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence).
+-- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence), 42501 (the topic is restricted).
 -- Locks, in this order: a row of weir.fence (never waits), after a crash the advisory lock of lease numbers, the leases acknowledged, one expired lease (skips those that others have).
 -- Then, in a stream group, deliveries (skips), and the group's cursor (waits); in an ordered group rows of weir.shard (skips), and
 -- the cursor where nobody has it; in a queue group the cursor where nobody has it, and then deliveries (skips). All are held until the
@@ -76,7 +76,7 @@ begin
     end if;
 
     select
-        t.id as topic_id, t.format, t.sequence, g.id as group_id, g.mode, g.paused_at is not null as paused, c.claimed,
+        t.id as topic_id, t.format, t.sequence, t.restricted, g.id as group_id, g.mode, g.paused_at is not null as paused, c.claimed,
         f.bound, f.pending, f.reached, f.overdue,
         pg_is_in_recovery() as standby,
         pg_current_xact_id_if_assigned() is null as no_xid,
@@ -110,6 +110,9 @@ begin
     end if;
     if w.standby then
         perform weir.check_primary();
+    end if;
+    if w.restricted then
+        perform weir.check_right(weir.topic_named(topic), 'SELECT');
     end if;
     if w.paused then
         if acks is not null then

@@ -15,7 +15,7 @@
 --
 -- The message can be seen once the caller's transaction has committed, and leaves no trace if that rolls back.
 -- Errors: WE001 (no such topic), WE003 (a bad argument), WE005 (a bytes topic), WE006 (a standby), WE007 (the sequence
--- was set back). Locks: as an insert; with an idempotency key, the row of the key before that.
+-- was set back), 42501 (the topic is restricted). Locks: as an insert; with an idempotency key, the row of the key before that.
 create or replace function weir.produce(
     topic text, payload json, key text default null, headers jsonb default null, deliver_at timestamptz default null,
     delay interval default null, priority int default null, timeout interval default null, idempotency_key text default null
@@ -101,6 +101,9 @@ begin
         raise exception 'topic % has format %', quote_literal(topic), into_topic.format
             using errcode = 'WE005',
                   hint = format('Use weir.produce%s() or weir.produce_many%1$s() for it.', case when not bytes then '_bytes' end);
+    end if;
+    if into_topic.restricted then
+        perform weir.check_right(into_topic, 'INSERT');
     end if;
     if w.drawn = 0 then
         -- Nobody may have been there yet but whoever copied the log.

@@ -56,6 +56,7 @@ declare
     reached bigint;
 begin
     perform weir.check_range('messages', messages, 1, 1000000000);
+    perform weir.check_right(into_topic, 'INSERT');
     -- COPY itself checks nothing.
     select max(r.reached) into reached from weir.fence_rows as r where r.topic_id = into_topic.id;
     if weir.drawn(into_topic.id) < reached then

@@ -2,7 +2,7 @@
 -- past the settled head. Call it again with the last id for more.
 --
 -- max_messages: 1 to 10,000. Works on a standby, up to the settled head that has arrived there.
--- Errors: WE001, WE003. Index: the segment's primary key.
+-- Errors: WE001, WE003, 42501 (the topic is restricted). Index: the segment's primary key.
 create or replace function weir.read(topic text, after bigint, max_messages int default 100)
 returns table (id bigint, key text, headers jsonb, payload json, data bytea, produced_at timestamptz)
 language plpgsql volatile security definer
@@ -18,6 +18,7 @@ declare
     part record;
     given int;
 begin
+    perform weir.check_right(from_topic, 'SELECT');
     perform weir.check_range('after', after, 0, 9223372036854775807);
     perform weir.check_range('max_messages', max_messages, 1, 10000);
     -- Reading moves the fence only when it has come to its end.

@@ -37,7 +37,8 @@ select
     t.drop_unread,
     t.compact,
     t.tombstone_ttl,
-    t.idempotency_ttl
+    t.idempotency_ttl,
+    t.restricted
 from weir.topic as t
 cross join lateral (select max(r.bound) as settled from weir.fence_rows as r where r.topic_id = t.id) as f
 where t.dropped_at is null;

@@ -1,4 +1,5 @@
--- Schema step 5: each log has its own function that inserts (weir.make_insert); lease numbers are given out once, crashes or not.
+-- Schema step 5: each log has its own function that inserts (weir.make_insert); lease numbers are given out once, crashes or not; rights
+-- by topic.
 
 drop function if exists weir.producing_to(text, boolean);
 drop function if exists weir.store_messages(
@@ -10,3 +11,6 @@ drop function if exists weir.write_batch(uuid, bigint, bigint, boolean, text, bi
 -- asynchronously, so a crash may have put back weir.lease_id as well (weir.skip_leases).
 create unlogged table weir.since_crash (at timestamptz not null default clock_timestamp());
 insert into weir.since_crash default values;
+
+-- Whoever produces to it, or reads it, needs a right on its log (weir.check_right).
+alter table weir.topic add column restricted boolean not null default false;
