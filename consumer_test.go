@@ -1372,7 +1372,7 @@ func TestIdlePoll(t *testing.T) {
 		"shared_preload_libraries": "pg_stat_statements",
 		"autovacuum":               "off",
 	}})
-	c, dsn := openOn(t, server, &weir.Options{NoListen: true})
+	c, dsn := openOn(t, server, &weir.Options{NoListen: true, NoMaintenance: true})
 	topicAndGroup(t, c, "t", "g", nil, nil)
 	produced(t, c, "t", numbers(10)...)
 	conn := connect(t, server.DSN("postgres"))
