@@ -21,6 +21,7 @@ import (
 
 	"github.com/weirhq/weir"
 	"github.com/weirhq/weir/internal/pgtest"
+	"github.com/weirhq/weir/sql"
 )
 
 // longRun reports whether tests of storage take their full scale, by WEIR_LONG: a reader of a minute, ten million messages, thirty days.
@@ -1211,6 +1212,45 @@ func sortedPairs(m map[string]string) []string {
 	}
 	slices.Sort(list)
 	return list
+}
+
+// TestCheckWhileSegmentsChange: the invariants hold in a snapshot from before segments and topics came and went.
+func TestCheckWhileSegmentsChange(t *testing.T) {
+	t.Parallel()
+	c, dsn := open(t, ownUpkeep)
+	ctx := t.Context()
+	noError(t, c.CreateTopic(ctx, "stays", &weir.TopicOptions{SegmentSize: 1000, RetentionBytes: 1}))
+	noError(t, c.CreateTopic(ctx, "goes", &weir.TopicOptions{SegmentSize: 1000}))
+	for range 5 {
+		produced(t, c, "stays", numbers(500)...)
+		produced(t, c, "goes", numbers(500)...)
+	}
+	noError(t, c.CreateGroup(ctx, "goes", "g", &weir.GroupOptions{Mode: weir.Queue}))
+	claimOne(t, connect(t, dsn), "goes", "g", "c", 1, "1 hour")
+	old := connect(t, dsn)
+	execute(t, old, "begin isolation level repeatable read")
+	execute(t, old, "select 1")
+	conn := connect(t, dsn)
+	upkeepUntil(t, c, "a segment is dropped", func() bool {
+		noError(t, second(c.Read(ctx, "stays", 2500, 1))) // moves the fence
+		return value[bool](t, conn, "select to_regclass('weir.log_1_1') is null")
+	})
+	for range 5 {
+		produced(t, c, "stays", numbers(500)...)
+	}
+	noError(t, second(c.DropTopic(ctx, "goes", &weir.DropOptions{Force: true})))
+	noError(t, c.CreateTopic(ctx, "comes", nil))
+	for _, file := range sql.List("check") {
+		rows, err := old.Query(ctx, sql.Text(sql.DefaultSchema, file))
+		noError(t, err)
+		for rows.Next() {
+			values, err := rows.Values()
+			noError(t, err)
+			t.Errorf("%s: %v", file, values)
+		}
+		noError(t, rows.Err())
+	}
+	execute(t, old, "rollback")
 }
 
 // Any number of processes do the upkeep at once, with topics and groups being made, filled, altered and dropped: no deadlock, no error.
