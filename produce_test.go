@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/weirhq/weir"
+	"github.com/weirhq/weir/internal/pgtest"
 )
 
 // producer is one of the ways to produce.
@@ -807,4 +809,41 @@ func TestPoolOfOne(t *testing.T) {
 		c.Close()
 	}
 	eventually(t, "these are handled, too", func() bool { return handled.distinct() == 8+6 })
+}
+
+// TestProducersBeginAtOnce: whoever is among the first of a new topic does not take what the others have stored meanwhile for ids of a
+// sequence that was left behind.
+func TestProducersBeginAtOnce(t *testing.T) {
+	t.Parallel()
+	const producers, topics = 24, 10
+	c, dsn := openOn(t, pgtest.New(t, &pgtest.Options{Fast: true}), nil)
+	var conns []*pgx.Conn
+	for range producers {
+		conns = append(conns, connect(t, dsn))
+	}
+	for n := range topics {
+		topic := fmt.Sprint("t", n)
+		topicAndGroup(t, c, topic, "g", nil, nil)
+		var wrong errorsOf
+		var tasks sync.WaitGroup
+		start := make(chan struct{})
+		for i, conn := range conns {
+			tasks.Go(func() {
+				<-start
+				for range 5 {
+					if _, err := conn.Exec(t.Context(), "select weir.produce($1, '1')", topic); err != nil {
+						wrong.add("produce: %w", err)
+					}
+					if i%4 == 0 {
+						if _, err := conn.Exec(t.Context(), "select weir.poll($1, 'g', 'c', 0, '1 min', 1, null, true)", topic); err != nil {
+							wrong.add("poll: %w", err)
+						}
+					}
+				}
+			})
+		}
+		close(start)
+		tasks.Wait()
+		wrong.none(t)
+	}
 }

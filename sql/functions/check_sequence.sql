@@ -1,11 +1,13 @@
--- weir.check_sequence(topic_id, settled, drawn): refuses, with WE008, to go on with a sequence that does not hand out ids in rising order
--- one by one: with CACHE > 1 a session draws lower ids later than another drew higher ones, and messages are skipped.
+-- weir.check_sequence(topic_id, settled, drawn, again): refuses, with WE008, to go on with a sequence that does not hand out ids in
+-- rising order one by one: with CACHE > 1 a session draws lower ids later than another drew higher ones, and messages are skipped.
 -- Refuses, with WE007, a sequence that stands, at drawn, below an id that was given out: it would issue ids again that
 -- groups are past.
 --
 -- settled  the settled head, or the highest id that the fence knows of (weir.fence_rows.reached), or 1 for a look into the log
 -- drawn    where the sequence stands, read after the snapshot of the calling statement
-create or replace function weir.check_sequence(topic_id int, settled bigint, drawn bigint) returns void
+-- again    read it once more, where the log is looked into; false where drawn is not where it stands, but an id that came of it
+create or replace function weir.check_sequence(topic_id int, settled bigint, drawn bigint, again boolean default true)
+returns void
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set jit = off
@@ -31,6 +33,10 @@ begin
             'select greatest((select max(r.bound) from weir.fence_rows as r where r.topic_id = $1), max(l.id)) from weir.log_%s as l',
             topic_id)
         into settled using topic_id;
+        -- Those that begin at the same time as this one, on a new topic, are in the log by now.
+        if again then
+            drawn := greatest(drawn, weir.drawn(topic_id));
+        end if;
     end if;
     if drawn < settled then
         -- Where one sequence was left behind the others may have been. A lease number that is issued again would let

@@ -146,7 +146,7 @@ begin
         join weir.fence_rows as r on r.topic_id = f.topic_id and r.slot = f.slot
         where f.topic_id = into_topic.id;
         if first_id <= settled then
-            perform weir.check_sequence(into_topic.id, settled, first_id - 1);
+            perform weir.check_sequence(into_topic.id, settled, first_id - 1, false);
         end if;
     end if;
 end

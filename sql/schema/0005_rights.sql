@@ -6,6 +6,7 @@ drop function if exists weir.store_messages(
     weir.topic, anyarray, text[], jsonb[], timestamptz[], interval[], int[], interval[], text[], boolean
 );
 drop function if exists weir.write_batch(uuid, bigint, bigint, boolean, text, bigint[]);
+drop function if exists weir.check_sequence(int, bigint, bigint);
 
 -- Has a row, unless the server has crashed, or been promoted, since: then it is empty, as is every unlogged table. Claims commit
 -- asynchronously, so a crash may have put back weir.lease_id as well (weir.skip_leases).
