@@ -502,6 +502,7 @@ func (r *run) release(id int64) {
 	l := r.held[id]
 	delete(r.held, id)
 	var done []int64
+	held := l != nil && !l.lost && !l.ended
 	if l != nil {
 		r.dropNext(l)
 		for _, it := range l.items {
@@ -511,7 +512,7 @@ func (r *run) release(id int64) {
 		}
 	}
 	r.mu.Unlock()
-	if l == nil || l.lost || l.ended {
+	if !held {
 		return
 	}
 	call, cancel := context.WithTimeout(r.base, 2*time.Second)
