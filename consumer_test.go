@@ -1457,3 +1457,42 @@ func TestIdlePollCost(t *testing.T) {
 		t.Errorf("an idle poll costs %.2f times a select, want at most 4", ratio)
 	}
 }
+
+// TestFailureThroughCrash: a message whose failure was recorded is kept through a crash of the server, also when its lease, which is older,
+// is acknowledged after it.
+func TestFailureThroughCrash(t *testing.T) {
+	t.Parallel()
+	// What need not reach the disk does not, for as long as this takes.
+	s := pgtest.New(t, &pgtest.Options{Fast: true, Settings: map[string]string{"wal_writer_delay": "10s"}})
+	c, dsn := openOn(t, s, nil)
+	topicAndGroup(t, c, "t", "g", nil, &weir.GroupOptions{RetryDelay: time.Hour})
+	produced(t, c, "t", numbers(3)...)
+	began, fail, end := make(chan int64, 3), make(chan struct{}), make(chan struct{})
+	k := consume(t, c, "t", "g", weir.Handle(func(_ context.Context, m *weir.Received[int]) error {
+		began <- m.ID
+		if m.ID == 1 {
+			<-fail
+			return errors.New("no")
+		}
+		<-end
+		return nil
+	}), &weir.ConsumerOptions{Concurrency: 3, Lease: time.Minute})
+	for range 3 {
+		<-began
+	}
+	flush := connect(t, dsn)
+	execute(t, flush, "create table flushed ()") // and with it the claim, which comes before
+	close(fail)
+	eventually(t, "the failure is recorded", func() bool { return group(t, c, "t", "g").Retrying == 1 })
+	noError(t, s.Crash(t.Context()))
+	noError(t, s.StartAgain(t.Context()))
+	close(end)
+	eventually(t, "the lease is acknowledged", func() bool {
+		list, err := c.Groups(t.Context(), "t")
+		return err == nil && len(list) == 1 && list[0].Lag == 0 && list[0].Leases == 0
+	})
+	if g := group(t, c, "t", "g"); g.Retrying != 1 {
+		t.Errorf("after the crash the group is %+v: the message that failed is gone", g)
+	}
+	k.stop()
+}
