@@ -48,12 +48,17 @@ func (c *Client) Current(ctx context.Context, topic, key string) (Received[[]byt
 
 // received runs one of the statements that give messages.
 func (c *Client) received(ctx context.Context, name string, args ...any) (list []*raw, err error) {
-	err = c.query(ctx, nil, name, args, func(rows pgx.Rows) error {
-		m, err := scanMessage(rows)
-		list = append(list, m)
-		return err
-	})
+	err = c.query(ctx, nil, name, args, collect(&list))
 	return list, err
+}
+
+// collect adds a message for each row to a list.
+func collect(list *[]*raw) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		m, err := scanMessage(rows)
+		*list = append(*list, m)
+		return err
+	}
 }
 
 func scanMessage(rows pgx.Rows) (*raw, error) {

@@ -53,14 +53,7 @@ func besiege(t *testing.T) *siege {
 	s.owner, s.attacker, s.victim = "owner_"+suffix, "attacker_"+suffix, "victim_"+suffix
 	for _, role := range []string{s.owner, s.attacker, s.victim} {
 		execute(t, s.admin, "create role "+role+" login")
-		t.Cleanup(func() {
-			conn, err := pgx.Connect(context.Background(), dsn)
-			noError(t, err)
-			defer func() { _ = conn.Close(context.Background()) }()
-			if _, err := conn.Exec(context.Background(), "drop owned by "+role+" cascade; drop role "+role); err != nil {
-				t.Error(err)
-			}
-		})
+		dropRoleAfter(t, dsn, role)
 	}
 	script(t, s.admin, `
 		create schema weir authorization `+s.owner+`;
@@ -590,14 +583,7 @@ func TestOneSchema(t *testing.T) {
 			admin := connect(t, dsn)
 			role := "one_" + value[string](t, admin, "select substr(md5(current_database()), 1, 12)")
 			database := value[string](t, admin, "select current_database()::text")
-			t.Cleanup(func() {
-				conn, err := pgx.Connect(context.Background(), dsn)
-				noError(t, err)
-				defer func() { _ = conn.Close(context.Background()) }()
-				if _, err := conn.Exec(context.Background(), "drop owned by "+role+" cascade; drop role "+role); err != nil {
-					t.Error(err)
-				}
-			})
+			dropRoleAfter(t, dsn, role)
 			script(t, admin, "create role "+role+" login; "+strings.ReplaceAll(setup, "ROLE", role)+`;
 				revoke all on database `+database+` from public;
 				revoke all on schema public from public;
@@ -687,4 +673,16 @@ func TestNothingPublic(t *testing.T) {
 	for _, sql := range statements {
 		refused(sql)
 	}
+}
+
+// dropRoleAfter drops a role when the test has ended, with what it owns and was granted in the database: roles are the server's.
+func dropRoleAfter(t *testing.T, dsn, role string) {
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), dsn)
+		noError(t, err)
+		defer func() { _ = conn.Close(context.Background()) }()
+		if _, err := conn.Exec(context.Background(), "drop owned by "+role+" cascade; drop role "+role); err != nil {
+			t.Error(err)
+		}
+	})
 }

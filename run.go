@@ -330,11 +330,7 @@ func (r *run) poll(ctx context.Context, ahead bool, args ...any) (claims []claim
 	}
 	rows, err = results.Query()
 	if err == nil {
-		err = each(rows, func(rows pgx.Rows) error {
-			m, err := scanMessage(rows)
-			messages = append(messages, m)
-			return err
-		})
+		err = each(rows, collect(&messages))
 	}
 	if err != nil {
 		r.apart = r.permanent(err) // the role may not call weir.claimed, say

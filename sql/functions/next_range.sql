@@ -72,9 +72,10 @@ begin
              limit $3',
             weir.size_sql(format), of_group.topic_id, part.number, weir.filter_sql(of_group));
         execute format(
-            'select count(*), count(*), max(id), sum(bytes), bool_or(delayed) from (%s) as next', source)
-        into scanned, messages, last_id, bytes, delayed
+            'select count(*), max(id), sum(bytes), bool_or(delayed) from (%s) as next', source)
+        into scanned, last_id, bytes, delayed
         using position, until_id, max_messages, max_bytes, of_group.key_prefix, of_group.header_match;
+        messages := scanned;
         if bytes > max_bytes then
             execute format(
                 'select count(*) filter (where kept), max(id) filter (where kept), sum(bytes) filter (where kept),

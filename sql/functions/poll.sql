@@ -27,7 +27,8 @@
 -- weir.claimed.
 --
 -- Errors: WE001, WE002, WE003, WE006 (a standby), WE007 and WE008 (a broken sequence), 42501 (the topic is restricted).
--- Locks, in this order: a row of weir.fence (never waits), after a crash the advisory lock of lease numbers, the leases acknowledged, one expired lease (skips those that others have).
+-- Locks, in this order: a row of weir.fence (never waits), after a crash the advisory lock of lease numbers, the leases acknowledged,
+-- one expired lease (skips those that others have).
 -- Then, in a stream group, deliveries (skips), and the group's cursor (waits); in an ordered group rows of weir.shard (skips), and
 -- the cursor where nobody has it; in a queue group the cursor where nobody has it, and then deliveries (skips). All are held until the
 -- transaction ends.
