@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weirhq/weir"
 	"github.com/weirhq/weir/internal/pgtest"
 )
@@ -43,10 +45,13 @@ func TestBlockers(t *testing.T) {
 		t.Fatalf("nothing waits, and yet there are blockers: %+v", list)
 	}
 	produced(t, c, "t", weir.Message{Payload: 1}, weir.Message{Payload: 2})
-	// As a poll does, which holds the same lock, for the length of its transaction.
-	polling := connect(t, dsn)
-	execute(t, polling, "begin")
-	execute(t, polling, "select pg_sequence_last_value('weir.log_1_id'::regclass)")
+	// As polls do, which hold the same lock, for the length of their transactions: one that finds nothing, one that writes.
+	polling, writing := connect(t, dsn), connect(t, dsn)
+	for _, poll := range []*pgx.Conn{polling, writing} {
+		execute(t, poll, "begin")
+		execute(t, poll, "select pg_sequence_last_value('weir.log_1_id'::regclass)")
+	}
+	execute(t, writing, "update weir.cursor set claimed = claimed")
 
 	list, err = c.Blockers(ctx, "t")
 	noError(t, err)
@@ -67,6 +72,7 @@ func TestBlockers(t *testing.T) {
 		t.Errorf("the open producer is described as %+v", *byPID)
 	}
 	execute(t, polling, "rollback")
+	execute(t, writing, "rollback")
 	if byGID.State != "prepared" || byGID.PID != 0 || byGID.Age <= 0 {
 		t.Errorf("the prepared producer is described as %+v", *byGID)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -101,7 +102,8 @@ type session struct {
 	name string
 	conn *pgx.Conn
 	pid  uint32
-	wait sync.WaitGroup
+	wait sync.WaitGroup // for what beginFunc started
+	open atomic.Int32   // how many of those run
 }
 
 func (b *bench) session(name string) *session { return b.sessionOf(name, b.database) }
@@ -124,7 +126,7 @@ func (b *bench) sessionOf(name, database string) *session {
 }
 
 func (s *session) close() {
-	if s.conn.PgConn().IsBusy() {
+	if s.open.Load() > 0 {
 		_ = s.conn.PgConn().CancelRequest(context.Background())
 	}
 	s.wait.Wait()
@@ -168,8 +170,10 @@ func (s *session) begin(text string, args ...any) *pending {
 
 func (s *session) beginFunc(text string, f func() error) *pending {
 	p := &pending{s: s, text: text, done: make(chan struct{})}
+	s.open.Add(1)
 	s.wait.Go(func() {
 		defer close(p.done)
+		defer s.open.Add(-1)
 		defer func() {
 			if f, ok := recover().(failure); ok {
 				p.err = f.err
