@@ -163,6 +163,7 @@ func newCursorLog(ctx context.Context, e *Env, segments int) (*cursorLog, error)
 	}
 	l.trips = float64(trips) / float64(polls)
 	l.statement, l.args = l.tracer.most()
+	l.pool.Reset() // the session that wrote the log has caches of all its segments, as hardly a consumer's has
 	return l, nil
 }
 

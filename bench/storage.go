@@ -45,8 +45,9 @@ func segments(ctx context.Context, e *Env) error {
 	if e.Size == Quick {
 		sizes = []int{5, 60}
 	}
-	// Many short rounds: what else the machine does for seconds is then in all sizes alike.
-	rounds, polls, claims, produces := e.Runs(30, 1), e.Runs(300, 200), e.Runs(100, 100), e.Runs(100, 100)
+	// Many short rounds, each beginning with another size: what else the machine does for seconds, and what the turn before has
+	// left in its caches, is then in all sizes alike.
+	rounds, polls, claims, produces := e.Runs(30, 1), e.Runs(1500, 200), e.Runs(100, 100), e.Runs(100, 100)
 	e.Parameter("ids a segment", cursorSegment)
 	var logs []*cursorLog
 	defer func() {
@@ -68,10 +69,11 @@ func segments(ctx context.Context, e *Env) error {
 	}
 	lost := 0
 	few := sizes[0]
-	for range rounds {
+	for round := range rounds {
 		took := map[string]map[int]float64{"idle poll": {}, "claim": {}, "produce": {}}
-		for i, l := range logs {
-			n := sizes[i]
+		for turn := range logs {
+			i := (round + turn) % len(logs)
+			l, n := logs[i], sizes[i]
 			name := fmt.Sprintf("%d segments", n)
 			polled, _, err := l.poll(ctx, polls)
 			if err != nil {
