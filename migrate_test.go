@@ -304,16 +304,9 @@ func TestMigrateKeepsGrants(t *testing.T) {
 	roles := []string{producer, consumer, reader, owner}
 	for _, r := range roles {
 		execute(t, conn, `create role "`+r+`" login`)
+		dropRoleAfter(t, dsn, `"`+r+`"`)
 		execute(t, conn, `grant usage on schema weir to "`+r+`"`)
 	}
-	t.Cleanup(func() {
-		ctx := context.Background()
-		for _, r := range roles {
-			if _, err := conn.Exec(ctx, `drop owned by "`+r+`" cascade; drop role "`+r+`"`); err != nil {
-				t.Error(err)
-			}
-		}
-	})
 	script(`
 		select weir.create_topic('t');
 		select weir.create_group('t', 'g');

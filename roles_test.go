@@ -617,14 +617,7 @@ func TestNothingPublic(t *testing.T) {
 	admin := connect(t, dsn)
 	stranger := "stranger_" + value[string](t, admin, "select substr(md5(current_database()), 1, 12)")
 	execute(t, admin, "create role "+stranger+" login")
-	t.Cleanup(func() {
-		conn, err := pgx.Connect(context.Background(), dsn)
-		noError(t, err)
-		defer func() { _ = conn.Close(context.Background()) }()
-		if _, err := conn.Exec(context.Background(), "drop owned by "+stranger+" cascade; drop role "+stranger); err != nil {
-			t.Error(err)
-		}
-	})
+	dropRoleAfter(t, dsn, stranger)
 	topicAndGroup(t, c, "t", "g", &weir.TopicOptions{SegmentSize: 1000, Compact: true}, nil)
 	for i := range 3 {
 		produced(t, c, "t", keyed(1, 900)...)

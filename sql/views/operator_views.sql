@@ -181,8 +181,8 @@ left join pg_stat_activity as a on a.pid = c.backend and a.backend_start is not 
 -- weir.blockers: the transactions that keep a topic's settled head below its head: producers of that topic that have not
 -- finished while later messages wait behind them; as in weir.settle, a holder of the sequence's lock without an xid has only
 -- read it. A poll, and whoever runs maintenance, reads it and then writes to Weir's tables, but not to the log: it is over at
--- once, and left out. pid is null and gid is set for a prepared transaction. waiting is the number of ids behind it, at most. Another
--- role's query is shown to members of pg_read_all_stats only.
+-- once, and left out. pid is null and gid is set for a prepared transaction. waiting is the number of ids behind it, at most.
+-- Another role's query is shown to members of pg_read_all_stats only.
 create or replace view weir.blockers as
 with locks as materialized (
     select l.locktype, l.database, l.relation, l.transactionid, l.pid, l.virtualtransaction, l.mode
@@ -201,6 +201,7 @@ select
 from locks as h
 join weir.topic as t on t.sequence = h.relation
 join weir.topics as v on v.id = t.id
+cross join lateral (select to_regclass(format('weir.log_%s', t.id)) as log) as n
 left join pg_stat_activity as a on a.pid = h.pid
 left join pg_prepared_xacts as x
     on h.pid is null and exists (
@@ -214,10 +215,9 @@ where h.locktype = 'relation' and h.mode = 'RowExclusiveLock'
       where o.virtualtransaction = h.virtualtransaction and o.locktype = 'transactionid' and o.mode = 'ExclusiveLock'
   )
   and (
-      select coalesce(bool_or(o.relation = to_regclass(format('weir.log_%s', t.id))), true)
+      select coalesce(bool_or(o.relation = n.log), true)
       from locks as o
       where o.virtualtransaction = h.virtualtransaction and o.locktype = 'relation' and o.mode = 'RowExclusiveLock' and o.database = h.database
-        and o.relation in ('weir.cursor'::regclass, 'weir.fence'::regclass, 'weir.lease'::regclass, 'weir.segment'::regclass,
-            to_regclass(format('weir.log_%s', t.id)))
+        and o.relation in (n.log, 'weir.cursor'::regclass, 'weir.fence'::regclass, 'weir.lease'::regclass, 'weir.segment'::regclass)
   )
   and h.pid is distinct from pg_backend_pid() and v.head > v.settled;
