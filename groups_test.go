@@ -483,7 +483,9 @@ func TestSeekWhileHandlersRun(t *testing.T) {
 		<-began
 		eventually(t, "the others are through", func() bool {
 			g := group(t, c, "t", "g")
-			return len(first.seen()) == 4 && g.Retrying == 2 && g.Dead == 2 && k.Stats().Buffered == 2
+			// A queue's acknowledgements too: a message of its own below the position comes again while its own is not recorded.
+			leased := value[int](t, conn, "select count(*) from weir.delivery where state = 'leased'")
+			return len(first.seen()) == 4 && g.Retrying == 2 && g.Dead == 2 && k.Stats().Buffered == 2 && (mode != weir.Queue || leased == 2)
 		})
 		if was, err := c.Seek(t.Context(), "t", "g", weir.AtID(ids[5])); err != nil || was != ids[9] {
 			t.Errorf("seek gave %d, %v; want %d", was, err, ids[9])
