@@ -216,8 +216,9 @@ func TestTwoInstalls(t *testing.T) {
 		clients = append(clients, c)
 	}
 	tallies := []*tally{newTally(), newTally()}
+	consumers := make([]*consumption, len(clients))
 	for i, c := range clients {
-		consume(t, c, "t", "g", weir.Handle(func(_ context.Context, m *weir.Received[string]) error {
+		consumers[i] = consume(t, c, "t", "g", weir.Handle(func(_ context.Context, m *weir.Received[string]) error {
 			if !strings.HasPrefix(m.Value, names[i]) {
 				t.Errorf("%s got %q", names[i], m.Value)
 			}
@@ -247,6 +248,7 @@ func TestTwoInstalls(t *testing.T) {
 			t.Errorf("%d functions of %s name %s", rows, name, names[1-i])
 		}
 	}
+	consumers[0].stop() // one that polls now would end with an error
 	execute(t, conn, "drop schema "+names[0]+" cascade")
 	produced(t, clients[1], "t", weir.Message{Payload: names[1]})
 	eventually(t, "the second goes on without the first", func() bool { return tallies[1].distinct() == 22 })
